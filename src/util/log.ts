@@ -8,6 +8,5 @@ import { env } from "./env.ts";
 export const log = createConsola({
   stdout: process.stderr,
   stderr: process.stderr,
-  fancy: process.stderr.isTTY && env("NO_COLOR") === undefined,
   formatOptions: { date: false, colors: process.stderr.isTTY && env("NO_COLOR") === undefined },
 });

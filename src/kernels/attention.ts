@@ -1,0 +1,84 @@
+import { defineKernel, type Dtype, perUnit, read, update, write } from "./spec.ts";
+
+/** Cosines and sines of the rotary positions `position .. position + T - 1`. */
+export const ropeTable = defineKernel({
+  name: "rope_table",
+  formula:
+    "table[t, n] = (cos a, sin a); a = float32(float32(position + t) * frequencies[n]), full reduction",
+  buffers: { frequencies: read("f32", "[N]"), table: write("f32", "[T, N, 2]") },
+  params: { T: "u32", N: "u32", position: "u32" },
+  grid: ({ T }) => perUnit(T),
+  tolerance: () => ({ atol: 2e-7, rtol: 0 }),
+});
+
+/**
+ * Per-head norms, rotation (component i pairs with i + N) and the write of new rows into the KV cache,
+ * row `position + t` at slot `(position + t) mod R`. Components from 2 N on do not rotate. The keys that
+ * the values come from may be the raw keys themselves: bind `k` as `v`.
+ */
+const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
+  defineKernel({
+    name: `qkv_epilogue_${dtype}`,
+    formula:
+      "q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); " +
+      "values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R",
+    buffers: {
+      q: update("f32", "[T, H, Dh]"),
+      k: read("f32", "[T, Hkv, Dh]"),
+      v: read("f32", "[T, Hkv, Dh]"),
+      qNorm: read("bf16", "[Dh]"),
+      kNorm: read("bf16", "[Dh]"),
+      table: read("f32", "[T, N, 2]"),
+      keys: update(dtype, "[R, Hkv, Dh]"),
+      values: update(dtype, "[R, Hkv, Dh]"),
+    },
+    params: {
+      T: "u32",
+      H: "u32",
+      Hkv: "u32",
+      Dh: "u32",
+      N: "u32",
+      R: "u32",
+      position: "u32",
+      eps: "f32",
+    },
+    grid: ({ T, H, Hkv }) => perUnit(T * (H + 2 * Hkv), 32),
+    tolerance: () => (dtype === "f32" ? { atol: 1e-6, rtol: 3e-6 } : { atol: 1e-6, rtol: 6e-4 }),
+  });
+
+export const qkvEpilogueF32 = qkvEpilogue("f32");
+export const qkvEpilogueF16 = qkvEpilogue("f16");
+
+/**
+ * Causal attention of T queries over a KV cache of R row slots (a ring when the sequence is longer than
+ * R; a linear cache when it never is). Query t stands at `position + t` and sees the keys u with
+ * `u <= position + t` and, if `window` is not 0, `u > position + t - window`. Softmax in float32 with
+ * the maximum subtracted; accumulation in float32 or better.
+ */
+const attention = (dtype: Extract<Dtype, "f32" | "f16">) =>
+  defineKernel({
+    name: `attention_${dtype}`,
+    formula:
+      "y[t, h] = sum_u softmax_u(scale * q[t, h] . keys[u mod R, g]) * values[u mod R, g]; g = h * Hkv / H",
+    buffers: {
+      q: read("f32", "[T, H, Dh]"),
+      keys: read(dtype, "[R, Hkv, Dh]"),
+      values: read(dtype, "[R, Hkv, Dh]"),
+      y: write("f32", "[T, H, Dh]"),
+    },
+    params: {
+      T: "u32",
+      H: "u32",
+      Hkv: "u32",
+      Dh: "u32",
+      R: "u32",
+      position: "u32",
+      window: "u32",
+      scale: "f32",
+    },
+    grid: ({ T, H }) => perUnit(T * H),
+    tolerance: () => ({ atol: 2e-6, rtol: 5e-6 }),
+  });
+
+export const attentionF32 = attention("f32");
+export const attentionF16 = attention("f16");

@@ -1,0 +1,150 @@
+/**
+ * What a kernel declaration is. The catalogue is pure data: this folder knows no device, no buffer and
+ * no model; it says what a kernel reads, writes and computes, and how exact it must be.
+ */
+import { assert } from "../util/errors.ts";
+
+/** Element types a kernel may bind. */
+export type Dtype = "f32" | "f16" | "bf16" | "u32" | "u8";
+
+/** One buffer argument; its index is its position in the declaration. */
+export interface BufferSpec {
+  readonly dtype: Dtype;
+  readonly access: "read" | "write" | "update";
+  /** Shape in the letters of docs/glossary.md, each a parameter of the kernel, e.g. `[T, D / 64]`. */
+  readonly shape: string;
+}
+
+/** Scalar parameters are 4 bytes each, so no compiler ever pads the struct. */
+export type ParamType = "u32" | "i32" | "f32";
+
+export interface Grid {
+  readonly groups: readonly [number, number, number];
+  readonly threads: readonly [number, number, number];
+}
+
+/** Largest allowed difference from the reference: `atol + rtol * max|reference|`. */
+export interface Tolerance {
+  readonly atol: number;
+  readonly rtol: number;
+}
+
+export type Buffers = Readonly<Record<string, BufferSpec>>;
+export type Params = Readonly<Record<string, ParamType>>;
+export type ParamValues<P extends Params = Params> = { readonly [K in keyof P]: number };
+
+export interface KernelSpec<B extends Buffers = Buffers, P extends Params = Params> {
+  /** Name of the function in `shaders/*.metal` and, prefixed `mf_k_`, in `cpu/kernels/*.c`. */
+  readonly name: string;
+  /** What it computes, as formulas. */
+  readonly formula: string;
+  readonly buffers: B;
+  readonly params: P;
+  /** Threadgroups of a grid device; a device with a thread pool divides the work itself. */
+  readonly grid: (params: ParamValues<P>) => Grid;
+  readonly tolerance: (params: ParamValues<P>) => Tolerance;
+}
+
+/** A kernel whose argument names are not known statically. */
+export interface AnyKernel {
+  readonly name: string;
+  readonly formula: string;
+  readonly buffers: Buffers;
+  readonly params: Params;
+  readonly grid: (params: never) => Grid;
+  readonly tolerance: (params: never) => Tolerance;
+}
+
+export const ELEMENT_BYTES: Readonly<Record<Dtype, number>> = {
+  f32: 4,
+  f16: 2,
+  bf16: 2,
+  u32: 4,
+  u8: 1,
+};
+
+/** One axis: letters and whole numbers joined by `*` and `/` from left to right; `/` rounds up. */
+function axisLength(axis: string, params: Readonly<Record<string, number>>): number {
+  const [first = "", ...rest] = axis.split(/\s*([*/])\s*/);
+  const value = (term: string): number => {
+    const known = params[term] ?? Number(term);
+    assert(Number.isInteger(known), `axis ${axis} names no parameter ${term}`);
+    return known;
+  };
+  let length = value(first);
+  for (let i = 0; i < rest.length; i += 2) {
+    const factor = value(rest[i + 1]!);
+    length = rest[i] === "*" ? length * factor : Math.ceil(length / factor);
+  }
+  return length;
+}
+
+/** Elements that a kernel may touch from a binding's offset. */
+export function elementCount(
+  { shape }: BufferSpec,
+  params: Readonly<Record<string, number>>,
+): number {
+  return shape
+    .slice(1, -1)
+    .split(",")
+    .reduce((count, axis) => count * axisLength(axis.trim(), params), 1);
+}
+
+/** Bytes that a kernel may touch from a binding's offset; every device checks them before it runs. */
+export function extentBytes(buffer: BufferSpec, params: Readonly<Record<string, number>>): number {
+  return ELEMENT_BYTES[buffer.dtype] * elementCount(buffer, params);
+}
+
+const NAME = /^[a-z][a-z0-9_]*$/;
+
+export const read = (dtype: Dtype, shape: string): BufferSpec => ({ dtype, access: "read", shape });
+export const write = (dtype: Dtype, shape: string): BufferSpec => ({
+  dtype,
+  access: "write",
+  shape,
+});
+/** Read and written in place. */
+export const update = (dtype: Dtype, shape: string): BufferSpec => ({
+  dtype,
+  access: "update",
+  shape,
+});
+
+/** Declares a kernel once for every device; the C and Metal headers are generated from it. */
+export function defineKernel<const B extends Buffers, const P extends Params>(
+  spec: KernelSpec<B, P>,
+): KernelSpec<B, P> {
+  assert(NAME.test(spec.name), `kernel name ${spec.name} must be snake_case`);
+  assert(
+    Object.values(spec.buffers).some((buffer) => buffer.access !== "read"),
+    `kernel ${spec.name} writes nothing`,
+  );
+  return spec;
+}
+
+/** One threadgroup of `threads` for each of `groups` units of work. */
+export const perUnit = (groups: number, threads = 256): Grid => ({
+  groups: [groups, 1, 1],
+  threads: [threads, 1, 1],
+});
+
+/**
+ * How activations enter a product with quantised weights.
+ * - 32: float32 or as exact (24-bit integers); the exact precision.
+ * - 16: integers of 16 bits, one scale for each group of 64; the fast precision on a CPU.
+ * A device whose float units are the fast path (a GPU) may compute exactly at both.
+ */
+export type ActivationBits = 32 | 16;
+
+/** Gate activations, as the parameter `activation`. Source: arXiv 2002.05202. */
+export const ACTIVATION = { geluTanh: 0, silu: 1 } as const;
+
+/** Weights of one quantisation group share a scale and a bias. */
+export const GROUP_SIZE = 64;
+
+/**
+ * Tolerance of a product with activations of `bits`: float32 accumulation, or the rounding of 16-bit
+ * activations (2e-5 of the result's norm measured, docs/performance.md), each with a margin.
+ */
+export const productTolerance = (bits: number): Tolerance =>
+  bits === 32 ? { atol: 1e-6, rtol: 2e-6 } : { atol: 1e-6, rtol: 3e-4 };
