@@ -361,6 +361,228 @@ typedef struct {
 } mf_gumbel_params;
 static_assert(sizeof(mf_gumbel_params) == 16, "gumbel");
 
+#ifndef __METAL_VERSION__
+#include <math.h>
+// Bytes that a kernel may touch from a binding's offset on.
+static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *params) {
+  switch (kernel) {
+  case MF_KERNEL_EMBED_AFFINE: {
+    const mf_embed_affine_params *p = (const mf_embed_affine_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T,
+        1.0 * (double)p->V * ceil((double)p->D * (double)p->bits / 8.0),
+        2.0 * (double)p->V * ceil((double)p->D / 64.0),
+        2.0 * (double)p->V * ceil((double)p->D / 64.0),
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_RMS_NORM: {
+    const mf_rms_norm_params *p = (const mf_rms_norm_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->D,
+        2.0 * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_SANDWICH_SETUP: {
+    const mf_sandwich_setup_params *p = (const mf_sandwich_setup_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_SANDWICH_TAIL: {
+    const mf_sandwich_tail_params *p = (const mf_sandwich_tail_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * (double)p->D,
+        2.0 * 1.0,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_MATMUL_AFFINE: {
+    const mf_matmul_affine_params *p = (const mf_matmul_affine_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->I,
+        1.0 * (double)p->O * ceil((double)p->I * (double)p->bits / 8.0),
+        2.0 * (double)p->O * ceil((double)p->I / 64.0),
+        2.0 * (double)p->O * ceil((double)p->I / 64.0),
+        4.0 * (double)p->T * (double)p->O,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_GATED_MATMUL_AFFINE: {
+    const mf_gated_matmul_affine_params *p = (const mf_gated_matmul_affine_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->I,
+        1.0 * (double)p->F * ceil((double)p->I * (double)p->bits / 8.0),
+        2.0 * (double)p->F * ceil((double)p->I / 64.0),
+        2.0 * (double)p->F * ceil((double)p->I / 64.0),
+        1.0 * (double)p->F * ceil((double)p->I * (double)p->bits / 8.0),
+        2.0 * (double)p->F * ceil((double)p->I / 64.0),
+        2.0 * (double)p->F * ceil((double)p->I / 64.0),
+        4.0 * (double)p->T * (double)p->F,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ROPE_TABLE: {
+    const mf_rope_table_params *p = (const mf_rope_table_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->N,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_QKV_EPILOGUE_F32: {
+    const mf_qkv_epilogue_f32_params *p = (const mf_qkv_epilogue_f32_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_QKV_EPILOGUE_F16: {
+    const mf_qkv_epilogue_f16_params *p = (const mf_qkv_epilogue_f16_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ATTENTION_F32: {
+    const mf_attention_f32_params *p = (const mf_attention_f32_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ATTENTION_F16: {
+    const mf_attention_f16_params *p = (const mf_attention_f16_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ROUTER_TOPK: {
+    const mf_router_topk_params *p = (const mf_router_topk_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->E,
+        2.0 * (double)p->E,
+        4.0 * (double)p->T * (double)p->K,
+        4.0 * (double)p->T * (double)p->K,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ROUTED_GATE: {
+    const mf_routed_gate_params *p = (const mf_routed_gate_params *)params;
+    const double bytes[] = {
+        1.0 * (double)p->S * (double)p->slot_bytes,
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->A * 4.0,
+        4.0 * (double)p->P,
+        4.0 * (double)p->T * (double)p->K * (double)p->F,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ROUTED_DOWN: {
+    const mf_routed_down_params *p = (const mf_routed_down_params *)params;
+    const double bytes[] = {
+        1.0 * (double)p->S * (double)p->slot_bytes,
+        4.0 * (double)p->T * (double)p->K * (double)p->F,
+        4.0 * (double)p->A * 4.0,
+        4.0 * (double)p->P,
+        4.0 * (double)p->T * (double)p->K * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ROUTED_REDUCE: {
+    const mf_routed_reduce_params *p = (const mf_routed_reduce_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->K * (double)p->D,
+        4.0 * (double)p->T * (double)p->K,
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_ARGMAX: {
+    const mf_argmax_params *p = (const mf_argmax_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->V,
+        4.0 * (double)p->T * 2.0,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_SOFTCAP: {
+    const mf_softcap_params *p = (const mf_softcap_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->N,
+        4.0 * (double)p->N,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_PENALIZE: {
+    const mf_penalize_params *p = (const mf_penalize_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->V,
+        4.0 * (double)p->N,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_CANDIDATES: {
+    const mf_candidates_params *p = (const mf_candidates_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->V,
+        4.0 * (double)p->C,
+        4.0 * (double)p->C,
+        4.0 * 3.0,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_GUMBEL: {
+    const mf_gumbel_params *p = (const mf_gumbel_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->V,
+        4.0 * 2.0,
+    };
+    return bytes[binding];
+  }
+  }
+  return INFINITY;
+}
+#endif
+
 #define MF_KERNEL_COUNT 20
 // X(name, buffer count, parameter bytes)
 #define MF_KERNEL_LIST(X) \

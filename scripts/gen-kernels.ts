@@ -1,7 +1,14 @@
 // Writes include/mf_kernels.gen.h from the kernel catalogue; `--check` fails if it is stale.
 import { catalogue, catalogueHash } from "../src/kernels/index.ts";
 import { CANDIDATES_MAX } from "../src/kernels/sampling.ts";
-import { ACTIVATION, type AnyKernel, GROUP_SIZE } from "../src/kernels/spec.ts";
+import {
+  ACTIVATION,
+  type AnyKernel,
+  type BufferSpec,
+  ELEMENT_BYTES,
+  GROUP_SIZE,
+  type Params,
+} from "../src/kernels/spec.ts";
 
 const TARGET = `${import.meta.dir}/../include/mf_kernels.gen.h`;
 const C_TYPE = { u32: "mf_u32", i32: "mf_i32", f32: "float" } as const;
@@ -59,11 +66,55 @@ function renderKernel(kernel: AnyKernel, id: number): string[] {
 /** Shape letters keep their case in C; other names become snake_case. */
 const snakeParam = (name: string): string => (/^[A-Z]/.test(name) ? name : snake(name));
 
+/** A shape as a C product of doubles, rounded up where it divides. */
+function renderExtent({ dtype, shape }: BufferSpec, params: Params): string {
+  const term = (name: string): string =>
+    name in params ? `(double)p->${snakeParam(name)}` : `${name}.0`;
+  const axis = (text: string): string => {
+    const [first = "", ...rest] = text.trim().split(/\s*([*/])\s*/);
+    let out = term(first);
+    for (let i = 0; i < rest.length; i += 2) {
+      out =
+        rest[i] === "*" ? `${out} * ${term(rest[i + 1]!)}` : `ceil(${out} / ${term(rest[i + 1]!)})`;
+    }
+    return out;
+  };
+  const axes = shape.slice(1, -1).split(",").map(axis);
+  return [`${ELEMENT_BYTES[dtype]}.0`, ...axes].join(" * ");
+}
+
+/** What each binding must at least hold, so that a device checks a list that it did not encode. */
+function renderExtents(): string[] {
+  const cases = catalogue.flatMap(({ name, buffers, params }) => [
+    `  case MF_KERNEL_${name.toUpperCase()}: {`,
+    `    const mf_${name}_params *p = (const mf_${name}_params *)params;`,
+    "    const double bytes[] = {",
+    ...Object.values(buffers).map((buffer) => `        ${renderExtent(buffer, params)},`),
+    "    };",
+    "    return bytes[binding];",
+    "  }",
+  ]);
+  return [
+    "#ifndef __METAL_VERSION__",
+    "#include <math.h>",
+    "// Bytes that a kernel may touch from a binding's offset on.",
+    "static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *params) {",
+    "  switch (kernel) {",
+    ...cases,
+    "  }",
+    "  return INFINITY;",
+    "}",
+    "#endif",
+    "",
+  ];
+}
+
 function render(): string {
   return [
     HEAD,
     ...renderConstants(),
     ...catalogue.flatMap(renderKernel),
+    ...renderExtents(),
     `#define MF_KERNEL_COUNT ${catalogue.length}`,
     "// X(name, buffer count, parameter bytes)",
     "#define MF_KERNEL_LIST(X) \\",
