@@ -1,0 +1,88 @@
+/**
+ * How many rows of keys and values a layer keeps, what they weigh, where a chunk's rows go, and whether a
+ * cache may go back. Pure arithmetic: no buffers, no cursor.
+ *
+ * A sliding layer with a window of W sees W positions, its own included, so the first token of a chunk of
+ * C rows still needs the W - 1 rows before it when all C have been written: W + C - 1 rows. Keys carry
+ * their rotation, so the order of a ring does not matter; masks use absolute positions.
+ */
+import { assert } from "../util/errors.ts";
+
+/** The keys and values of one attention layer. */
+export interface KvShape {
+  readonly kvHeads: number;
+  readonly headDim: number;
+  /** Positions a token sees, its own included; 0 or absent where it sees all. */
+  readonly window?: number | undefined;
+}
+
+/** What the caller wants to hold and to write at once. */
+export interface KvExtent {
+  /** Positions a session may reach. */
+  readonly contextRows: number;
+  /** Most rows written before the first of them is attended. */
+  readonly chunkRows: number;
+}
+
+/** Rows of a layer: a ring for a sliding layer, never more than the context. */
+export function kvRows(
+  shape: Pick<KvShape, "window">,
+  { contextRows, chunkRows }: KvExtent,
+): number {
+  assert(Number.isInteger(contextRows) && contextRows >= 1, "a context has one row at least");
+  assert(Number.isInteger(chunkRows) && chunkRows >= 1, "a chunk has one row at least");
+  const { window = 0 } = shape;
+  assert(Number.isInteger(window) && window >= 0, "a window is a number of rows");
+  return window === 0 ? contextRows : Math.min(contextRows, window + chunkRows - 1);
+}
+
+/** Bytes of the keys and values of one layer. */
+export function kvLayerBytes(shape: KvShape, extent: KvExtent, elementBytes: number): number {
+  return 2 * kvRows(shape, extent) * shape.kvHeads * shape.headDim * elementBytes;
+}
+
+/** Bytes of the keys and values of all layers. */
+export function kvBytes(
+  layers: readonly KvShape[],
+  extent: KvExtent,
+  elementBytes: number,
+): number {
+  return layers.reduce((sum, shape) => sum + kvLayerBytes(shape, extent, elementBytes), 0);
+}
+
+/** Rows of a cache that are contiguous: `count` rows from row `row` on, for positions from `position` on. */
+export interface KvSpan {
+  readonly row: number;
+  readonly position: number;
+  readonly count: number;
+}
+
+/** The row of each position of a chunk is `position mod rows`: one span, or two where the ring wraps. */
+export function kvSpans(position: number, count: number, rows: number): KvSpan[] {
+  assert(count <= rows, "a chunk writes each row once");
+  if (count === 0) return [];
+  const row = position % rows;
+  const first = Math.min(count, rows - row);
+  const spans: KvSpan[] = [{ row, position, count: first }];
+  if (first < count) spans.push({ row: 0, position: position + first, count: count - first });
+  return spans;
+}
+
+/**
+ * Whether a layer with `rows` rows still holds what the token at `position` sees, after positions
+ * `0 .. written` (exclusive) have been written at some time since the cache was empty. Position 0 sees
+ * nothing older, so it is always possible.
+ */
+export function canRewind(cache: {
+  readonly position: number;
+  readonly written: number;
+  readonly rows: number;
+  readonly shape: Pick<KvShape, "window">;
+}): boolean {
+  const { position, written, rows, shape } = cache;
+  if (position < 0 || position > written) return false;
+  const oldestKept = Math.max(0, written - rows);
+  const { window = 0 } = shape;
+  const oldestSeen = window === 0 ? 0 : Math.max(0, position - window + 1);
+  return oldestSeen >= oldestKept || oldestSeen >= position;
+}
