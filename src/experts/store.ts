@@ -1,0 +1,172 @@
+/**
+ * Where the routed experts of each layer lie in memory. In slot mode a layer has one slab of slots that
+ * reads fill; in resident mode its file is mapped and every expert is always there. Layers open at their
+ * first touch. Knows bytes and slots; which expert deserves a slot is plan.ts's business.
+ *
+ *     slab of a layer (2 MiB aligned)
+ *     | slot 0: one expert, strideBytes | slot 1 | ... | slot n - 1 |
+ */
+import { closeSync } from "node:fs";
+import { checkUnchanged, identityOf, openRegular } from "../format/files.ts";
+import type { Buffer, Device, Memory } from "../native/device.ts";
+import { MferenceError } from "../util/errors.ts";
+import { createCache, type ExpertCache } from "./plan.ts";
+import { type ReadAt, readAt, readWhole } from "./reader.ts";
+
+/** One array of an expert: where it begins in the slot. */
+export interface ExpertArray {
+  readonly offset: number;
+  readonly bits: number;
+}
+
+/** The experts of one layer as the package has them. */
+export interface ExpertFile {
+  readonly layer: number;
+  readonly path: string;
+  readonly strideBytes: number;
+  /** Byte offset in the file of each expert, by id. */
+  readonly offsets: readonly number[];
+  /** Checks the file's digest where the policy wants it; called once, before the first read. */
+  readonly verify: () => Promise<void>;
+}
+
+export interface StoreOptions {
+  readonly device: Device;
+  readonly files: ReadonlyMap<number, ExpertFile>;
+  /** Slots of each layer, or every expert mapped. */
+  readonly slots: number | "resident";
+  readonly read?: ReadAt;
+}
+
+/** An opened layer. */
+export interface OpenLayer {
+  /** What kernels bind: slots of `slotBytes`. */
+  readonly slab: Buffer;
+  readonly slotCount: number;
+  readonly slotBytes: number;
+  /** Which expert is in which slot; absent where all are resident. */
+  readonly cache: ExpertCache | undefined;
+  /** Fills a slot with an expert. */
+  readonly fetch: (expert: number, slot: number) => Promise<void>;
+  /** Refuses to go on when the file was replaced or cut since it was opened. */
+  readonly check: () => void;
+  readonly close: () => void;
+}
+
+/** Opens a layer file and remembers what it was, so that a later change is noticed. */
+function openLayerFile({ path }: ExpertFile): { descriptor: number; check: () => void } {
+  const { descriptor } = openRegular(path, { missing: "install.missing", unsafe: "expert.read" });
+  const identity = identityOf(descriptor);
+  return { descriptor, check: () => checkUnchanged(descriptor, identity, path) };
+}
+
+export class ExpertStore {
+  readonly #options: StoreOptions;
+  readonly #layers = new Map<number, OpenLayer>();
+  #bytesRead = 0;
+  #reads = 0;
+
+  constructor(options: StoreOptions) {
+    this.#options = options;
+  }
+
+  get bytesRead(): number {
+    return this.#bytesRead;
+  }
+
+  get reads(): number {
+    return this.#reads;
+  }
+
+  /** Bytes of the slabs allocated so far. */
+  get slabBytes(): number {
+    if (this.#options.slots === "resident") return 0;
+    return [...this.#layers.values()].reduce((sum, layer) => sum + layer.slab.byteLength, 0);
+  }
+
+  /**
+   * Opens a layer at its first touch.
+   *
+   * @throws MferenceError "install.hash", "install.size", "format.changed" when its file is not intact
+   */
+  async open(layer: number): Promise<OpenLayer> {
+    const known = this.#layers.get(layer);
+    if (known !== undefined) return known;
+    const file = this.#options.files.get(layer);
+    if (file === undefined) {
+      throw new MferenceError("format.layout", `layer ${layer} has no routed experts`);
+    }
+    await file.verify();
+    const opened = this.#options.slots === "resident" ? this.#map(file) : this.#openSlots(file);
+    this.#layers.set(layer, opened);
+    return opened;
+  }
+
+  /** Refuses to go on when a file of an opened layer was replaced or cut. */
+  check(): void {
+    for (const layer of this.#layers.values()) layer.check();
+  }
+
+  close(): void {
+    for (const layer of this.#layers.values()) layer.close();
+    this.#layers.clear();
+  }
+
+  #map(file: ExpertFile): OpenLayer {
+    const { device } = this.#options;
+    const opened = openLayerFile(file);
+    const memory = device.mapFile(file.path);
+    const slab = device.bindMemory(memory);
+    return {
+      slab,
+      slotCount: file.offsets.length,
+      slotBytes: file.strideBytes,
+      cache: undefined,
+      fetch: () => Promise.resolve(),
+      check: opened.check,
+      close: () => {
+        device.destroyBuffer(slab);
+        device.release(memory);
+        closeSync(opened.descriptor);
+      },
+    };
+  }
+
+  #openSlots(file: ExpertFile): OpenLayer {
+    const { device, slots } = this.#options;
+    const slotCount = Math.min(Number(slots), file.offsets.length);
+    const opened = openLayerFile(file);
+    const memory = device.allocate(slotCount * file.strideBytes);
+    const slab = device.bindMemory(memory);
+    return {
+      slab,
+      slotCount,
+      slotBytes: file.strideBytes,
+      cache: createCache({ slotCount, expertCount: file.offsets.length }),
+      fetch: this.#fetcher(file, opened.descriptor, memory),
+      check: opened.check,
+      close: () => {
+        device.destroyBuffer(slab);
+        device.release(memory);
+        closeSync(opened.descriptor);
+      },
+    };
+  }
+
+  #fetcher(file: ExpertFile, descriptor: number, memory: Memory): OpenLayer["fetch"] {
+    const { device, read = readAt } = this.#options;
+    const views = new Map<number, Uint8Array<ArrayBuffer>>();
+    return async (expert, slot) => {
+      let target = views.get(slot);
+      if (target === undefined) {
+        target = device.view(memory, slot * file.strideBytes, file.strideBytes);
+        views.set(slot, target);
+      }
+      const what = `expert ${expert} of layer ${file.layer} (${file.path})`;
+      await readWhole({ descriptor, target, position: file.offsets[expert]!, what }, read);
+      this.#bytesRead += target.length;
+      this.#reads += 1;
+    };
+  }
+}
+

@@ -1,0 +1,116 @@
+/**
+ * The order of work on one device. Operations are recorded into the open command list; `commit` hands
+ * it over. Two events order host and device: the timeline, which lists signal and the host awaits, and
+ * the gate, which the host opens when reads have arrived and lists await.
+ *
+ * Invariant: the host never awaits the timeline while a committed list awaits a gate that only this
+ * thread can open; `wait` refuses it, because such a wait would never end.
+ */
+import type { Buffers, KernelSpec, Params, ParamValues } from "../kernels/spec.ts";
+import { type Binding, Commands } from "../native/commands.ts";
+import type { Device, DeviceEvent } from "../native/device.ts";
+import { assert } from "../util/errors.ts";
+
+/** A point of the timeline: reached when everything recorded before it has run. */
+export type Ticket = number;
+
+export class Stream {
+  readonly device: Device;
+  readonly #commands = new Commands();
+  readonly #timeline: DeviceEvent;
+  readonly #gate: DeviceEvent;
+  #lastTicket = 0;
+  #lastGate = 0;
+  #openedGate = 0;
+  #waitSeconds = 0;
+  #observer: ((commands: Uint8Array) => void) | undefined;
+
+  constructor(device: Device) {
+    this.device = device;
+    this.#timeline = device.createEvent();
+    this.#gate = device.createEvent();
+  }
+
+  /** Seconds that the host has spent in native waits. */
+  get waitSeconds(): number {
+    return this.#waitSeconds;
+  }
+
+  /** Shows every committed list to `observer`: for tests that compare or replay command lists. */
+  observe(observer: ((commands: Uint8Array) => void) | undefined): void {
+    this.#observer = observer;
+  }
+
+  dispatch<B extends Buffers, P extends Params>(
+    kernel: KernelSpec<B, P>,
+    buffers: { readonly [K in keyof B]: Binding },
+    params: ParamValues<P>,
+  ): void {
+    this.#commands.dispatch(kernel, buffers, params);
+  }
+
+  /** Records a point of the timeline. */
+  signal(): Ticket {
+    this.#lastTicket += 1;
+    this.#commands.signal(this.#timeline, this.#lastTicket);
+    return this.#lastTicket;
+  }
+
+  /** What is recorded from here on runs only after `openGate` of the returned number. */
+  gate(): number {
+    this.#lastGate += 1;
+    this.#commands.wait(this.#gate, this.#lastGate);
+    return this.#lastGate;
+  }
+
+  /** Lets the device past a gate; gates open in order. */
+  openGate(gate: number): void {
+    assert(gate === this.#openedGate + 1, `gate ${gate} opens after ${this.#openedGate}`);
+    this.#openedGate = gate;
+    this.device.signal(this.#gate, gate);
+  }
+
+  /** Hands the recorded commands to the device; returns before they have run. */
+  commit(): void {
+    if (this.#commands.count === 0) return;
+    const { bytes } = this.#commands;
+    this.#observer?.(bytes);
+    this.device.submit(bytes);
+    this.#commands.reset();
+  }
+
+  /** Blocks until the ticket's point has been reached. */
+  wait(ticket: Ticket): void {
+    assert(this.#openedGate === this.#lastGate, "waiting while a gate is closed would never end");
+    const begin = performance.now();
+    this.device.wait(this.#timeline, ticket);
+    this.#waitSeconds += (performance.now() - begin) / 1000;
+  }
+
+  /** Commits and blocks until everything recorded so far has run. */
+  flush(): void {
+    const ticket = this.signal();
+    this.commit();
+    this.wait(ticket);
+  }
+
+  /**
+   * Forgets what was recorded and opens every gate: after a failure, so that no committed list waits
+   * for a read that will never arrive. Whatever they compute is thrown away by the caller.
+   */
+  abandon(): void {
+    this.#commands.reset();
+    if (this.#openedGate < this.#lastGate) {
+      this.#openedGate = this.#lastGate;
+      this.device.signal(this.#gate, this.#lastGate);
+    }
+    // Points that were recorded but never handed over must not be awaited by anybody later.
+    this.#commands.signal(this.#timeline, this.#lastTicket);
+    this.commit();
+  }
+
+  close(): void {
+    this.device.destroyEvent(this.#timeline);
+    this.device.destroyEvent(this.#gate);
+  }
+}

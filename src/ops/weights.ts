@@ -1,0 +1,143 @@
+/**
+ * The common weights of a package as operands: the file is mapped once, read-only, and bound in as few
+ * buffers as the device's largest buffer allows, cut between tensors. Nothing is copied.
+ */
+import type { ResidentEntry } from "../format/resident.ts";
+import type { Binding } from "../native/commands.ts";
+import type { Buffer, Device, Memory } from "../native/device.ts";
+import { MferenceError } from "../util/errors.ts";
+import { alignUp } from "../util/units.ts";
+import type { QuantTensor, Vector } from "./tensor.ts";
+
+/** Pages and bytes of the mapped file that one buffer covers. */
+export interface Region {
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+export interface RegionLimits {
+  readonly fileBytes: number;
+  readonly pageBytes: number;
+  readonly bufferBytesMax: number;
+}
+
+/** The bytes of the file that a tensor's three arrays span. */
+function spanOf(entry: ResidentEntry): { begin: number; end: number } {
+  const ranges = [entry, entry.scales, entry.biases].filter((range) => range !== undefined);
+  return {
+    begin: Math.min(...ranges.map((range) => range.offset)),
+    end: Math.max(...ranges.map((range) => range.offset + range.bytes)),
+  };
+}
+
+/**
+ * Cuts a file into regions that each hold whole tensors and start at a page; neighbours may share one
+ * page. Pure.
+ *
+ * @throws MferenceError "native.memory" when one tensor alone exceeds the device's largest buffer
+ */
+export function planRegions(entries: Iterable<ResidentEntry>, limits: RegionLimits): Region[] {
+  const { fileBytes, pageBytes, bufferBytesMax } = limits;
+  if (fileBytes <= bufferBytesMax) return [{ offset: 0, bytes: fileBytes }];
+  const spans = [...entries].map(spanOf).toSorted((a, b) => a.begin - b.begin);
+  const regions: Region[] = [];
+  let begin = 0;
+  let end = 0;
+  for (const span of spans) {
+    if (span.end - begin > bufferBytesMax) {
+      if (end > begin) regions.push({ offset: begin, bytes: end - begin });
+      begin = Math.floor(span.begin / pageBytes) * pageBytes;
+    }
+    if (span.end - begin > bufferBytesMax) {
+      throw new MferenceError(
+        "native.memory",
+        `a tensor of ${span.end - span.begin} bytes exceeds the device's largest buffer of ${bufferBytesMax}`,
+      );
+    }
+    end = Math.min(fileBytes, alignUp(span.end, pageBytes));
+    if (end - begin > bufferBytesMax) end = span.end;
+  }
+  regions.push({ offset: begin, bytes: end - begin });
+  return regions;
+}
+
+export interface WeightsFile {
+  readonly path: string;
+  readonly entries: ReadonlyMap<string, ResidentEntry>;
+}
+
+/** The common weights, by tensor name. */
+export class Weights {
+  readonly #device: Device;
+  readonly #file: WeightsFile;
+  readonly #memory: Memory;
+  readonly #regions: readonly { region: Region; buffer: Buffer }[];
+
+  constructor(device: Device, file: WeightsFile) {
+    this.#device = device;
+    this.#file = file;
+    this.#memory = device.mapFile(file.path);
+    const { pageBytes, bufferBytesMax } = device.info;
+    const fileBytes = this.#memory.byteLength;
+    const plan = planRegions(file.entries.values(), { fileBytes, pageBytes, bufferBytesMax });
+    this.#regions = plan.map((region) => ({
+      region,
+      buffer: device.bindMemory(this.#memory, region.offset, region.bytes),
+    }));
+  }
+
+  get byteLength(): number {
+    return this.#memory.byteLength;
+  }
+
+  /** A quantised matrix `[rows, columns]`. */
+  matrix(name: string): QuantTensor {
+    const entry = this.#entry(name);
+    const [rows, columns] = entry.shape;
+    if (entry.scales === undefined || entry.biases === undefined || entry.shape.length !== 2) {
+      throw this.#unfit(name, "a quantised matrix");
+    }
+    return {
+      codes: this.#bind(entry.offset),
+      scales: this.#bind(entry.scales.offset),
+      biases: this.#bind(entry.biases.offset),
+      rows: rows!,
+      columns: columns!,
+      bits: (8 * entry.bytes) / (rows! * columns!),
+    };
+  }
+
+  /** A BF16 vector. */
+  vector(name: string): Vector {
+    const entry = this.#entry(name);
+    if (entry.dtype !== "BF16" || entry.shape.length !== 1) throw this.#unfit(name, "a BF16 vector");
+    return { ...this.#bind(entry.offset), length: entry.shape[0]! };
+  }
+
+  close(): void {
+    for (const { buffer } of this.#regions) this.#device.destroyBuffer(buffer);
+    this.#device.release(this.#memory);
+  }
+
+  #entry(name: string): ResidentEntry {
+    const entry = this.#file.entries.get(name);
+    if (entry === undefined) {
+      throw new MferenceError("format.index", `the package has no tensor ${name}: install it again`);
+    }
+    return entry;
+  }
+
+  #unfit(name: string, wanted: string): MferenceError {
+    const { dtype, shape } = this.#entry(name);
+    return new MferenceError(
+      "format.index",
+      `tensor ${name} is ${dtype} [${shape.join(", ")}], expected ${wanted}`,
+    );
+  }
+
+  #bind(offset: number): Binding {
+    const found = this.#regions.findLast(({ region }) => region.offset <= offset);
+    if (found === undefined) throw new MferenceError("format.index", `no region at byte ${offset}`);
+    return { buffer: found.buffer, offset: offset - found.region.offset };
+  }
+}
