@@ -80,7 +80,7 @@ export class SeededRandom {
     s[2] = s[1]!;
     s[1] = first;
     s[0] = t ^ first ^ (first >>> 19);
-    return s[0]!;
+    return s[0];
   }
 
   /** A number in [0, 1). */
