@@ -312,7 +312,7 @@ typedef struct {
 } mf_argmax_params;
 static_assert(sizeof(mf_argmax_params) == 8, "argmax");
 
-// y[i] = cap * tanh(x[i] / cap)
+// y[i] = cap > 0 ? cap * tanh(x[i] / cap) : x[i]
 #define MF_KERNEL_SOFTCAP 16
 #define MF_SOFTCAP_X 0  // read f32 [N]
 #define MF_SOFTCAP_Y 1  // write f32 [N]

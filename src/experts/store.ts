@@ -7,7 +7,7 @@
  *     | slot 0: one expert, strideBytes | slot 1 | ... | slot n - 1 |
  */
 import { closeSync } from "node:fs";
-import { checkUnchanged, identityOf, openRegular } from "../format/files.ts";
+import { checkUnchanged, identityOf, type OpenFile } from "../format/files.ts";
 import type { Buffer, Device, Memory } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
 import { createCache, type ExpertCache } from "./plan.ts";
@@ -26,8 +26,8 @@ export interface ExpertFile {
   readonly strideBytes: number;
   /** Byte offset in the file of each expert, by id. */
   readonly offsets: readonly number[];
-  /** Checks the file's digest where the policy wants it; called once, before the first read. */
-  readonly verify: () => Promise<void>;
+  /** Opens the file, checked as the policy wants it; called once, at the layer's first touch. */
+  readonly open: () => Promise<OpenFile>;
 }
 
 export interface StoreOptions {
@@ -53,11 +53,10 @@ export interface OpenLayer {
   readonly close: () => void;
 }
 
-/** Opens a layer file and remembers what it was, so that a later change is noticed. */
-function openLayerFile({ path }: ExpertFile): { descriptor: number; check: () => void } {
-  const { descriptor } = openRegular(path, { missing: "install.missing", unsafe: "expert.read" });
+/** Remembers what a file was when it was opened, so that a later change is noticed. */
+function watcher({ descriptor, path }: OpenFile): () => void {
   const identity = identityOf(descriptor);
-  return { descriptor, check: () => checkUnchanged(descriptor, identity, path) };
+  return () => checkUnchanged(descriptor, identity, path);
 }
 
 export class ExpertStore {
@@ -96,8 +95,9 @@ export class ExpertStore {
     if (file === undefined) {
       throw new MferenceError("format.layout", `layer ${layer} has no routed experts`);
     }
-    await file.verify();
-    const opened = this.#options.slots === "resident" ? this.#map(file) : this.#openSlots(file);
+    const source = await file.open();
+    const opened =
+      this.#options.slots === "resident" ? this.#map(file, source) : this.#openSlots(file, source);
     this.#layers.set(layer, opened);
     return opened;
   }
@@ -112,9 +112,8 @@ export class ExpertStore {
     this.#layers.clear();
   }
 
-  #map(file: ExpertFile): OpenLayer {
+  #map(file: ExpertFile, source: OpenFile): OpenLayer {
     const { device } = this.#options;
-    const opened = openLayerFile(file);
     const memory = device.mapFile(file.path);
     const slab = device.bindMemory(memory);
     return {
@@ -123,19 +122,18 @@ export class ExpertStore {
       slotBytes: file.strideBytes,
       cache: undefined,
       fetch: () => Promise.resolve(),
-      check: opened.check,
+      check: watcher(source),
       close: () => {
         device.destroyBuffer(slab);
         device.release(memory);
-        closeSync(opened.descriptor);
+        closeSync(source.descriptor);
       },
     };
   }
 
-  #openSlots(file: ExpertFile): OpenLayer {
+  #openSlots(file: ExpertFile, source: OpenFile): OpenLayer {
     const { device, slots } = this.#options;
     const slotCount = Math.min(Number(slots), file.offsets.length);
-    const opened = openLayerFile(file);
     const memory = device.allocate(slotCount * file.strideBytes);
     const slab = device.bindMemory(memory);
     return {
@@ -143,12 +141,12 @@ export class ExpertStore {
       slotCount,
       slotBytes: file.strideBytes,
       cache: createCache({ slotCount, expertCount: file.offsets.length }),
-      fetch: this.#fetcher(file, opened.descriptor, memory),
-      check: opened.check,
+      fetch: this.#fetcher(file, source.descriptor, memory),
+      check: watcher(source),
       close: () => {
         device.destroyBuffer(slab);
         device.release(memory);
-        closeSync(opened.descriptor);
+        closeSync(source.descriptor);
       },
     };
   }

@@ -1,10 +1,16 @@
+import type { ExpertPipeline } from "../experts/pipeline.ts";
 import type { JsonValue } from "../format/json.ts";
 import type { Projection } from "../format/layout.ts";
 import type { Arch, QuantSlotName, QuantWidths } from "../format/manifest.ts";
+import type { KvCache } from "../kv/cache.ts";
+import type { KvShape } from "../kv/plan.ts";
+import type { Activation, Ops, Routes } from "../ops/ops.ts";
+import type { Tensor } from "../ops/tensor.ts";
+import type { Weights } from "../ops/weights.ts";
 
 /**
  * What one model family must provide. Everything that knows a family's name lives in its folder; the
- * rest of the program reads these properties. This part serves installing and loading.
+ * rest of the program reads these properties.
  */
 export interface Family<Config> {
   /** Name of the folder and on the command line. */
@@ -29,6 +35,72 @@ export interface Family<Config> {
   readonly baselines: readonly Arch[];
   /** Bits per value that each quantization slot of a manifest may have. */
   readonly quantWidths: QuantWidths;
+  /** What the engine sizes its memory by. */
+  readonly shapeOf: (config: Config) => ModelShape;
+  /** The forward pass over loaded parts. */
+  readonly createForward: (parts: ForwardParts, config: Config) => ForwardPass;
+}
+
+/** A model as the engine sees it. */
+export interface ModelShape {
+  readonly vocabSize: number;
+  readonly hiddenSize: number;
+  /** Positions the model was made for. */
+  readonly contextMax: number;
+  /** Keys and values of each layer. */
+  readonly kvLayers: readonly KvShape[];
+  readonly expertWidth: number;
+  readonly expertCount: number;
+  readonly expertsPerToken: number;
+  readonly activation: Activation;
+  /** Bound of the final logits; 0 where they are not bounded. */
+  readonly finalSoftcap: number;
+  /** Ids that end an answer. */
+  readonly stopIds: readonly number[];
+  /** Id that begins a raw completion; undefined where the family has none. */
+  readonly bosId: number | undefined;
+}
+
+/** What a forward pass is built from; its owner closes them. */
+export interface ForwardParts {
+  readonly ops: Ops;
+  readonly weights: Weights;
+  readonly kv: KvCache;
+  readonly experts: ExpertPipeline;
+  readonly limits: {
+    /** Most tokens of one batch. */
+    readonly chunkRows: number;
+    /** Most rows whose logits are asked for at once. */
+    readonly logitRows: number;
+  };
+}
+
+/** Tokens of one call, at consecutive positions. */
+export interface Batch {
+  readonly ids: Uint32Array;
+  /** Position of the first token: the cursor of the KV cache. */
+  readonly position: number;
+  /** Rows whose raw logits are left in `logits`: none, the last one (in row 0), or all. */
+  readonly head: "none" | "last" | "all";
+  readonly tap?: Tap | undefined;
+}
+
+/** Sees named stages of a forward pass, for tests. A tapped pass waits for the device at each stage. */
+export interface Tap {
+  tensor(stage: string, tensor: Tensor, T: number): void;
+  /** Keys and values of the batch have been written. */
+  cache(layer: number, rows: { readonly T: number; readonly position: number }): void;
+  routes(layer: number, routes: Routes, T: number): void;
+}
+
+/** The layer graph over T tokens; prefill and decode are the same code. */
+export interface ForwardPass {
+  /** Raw logits (before any softcap) of the rows asked for. `[logitRows, V]` */
+  readonly logits: Tensor;
+  readonly scratchBytes: number;
+  /** Records the batch; its last operations are left in the open command list. */
+  run(batch: Batch): Promise<void>;
+  close(): void;
 }
 
 /** A checkpoint that the program knows by digest. */

@@ -13,10 +13,10 @@ export const argmax = defineKernel({
   tolerance: () => ({ atol: 0, rtol: 0 }),
 });
 
-/** Bounded logits. Source: arXiv 2408.00118, section 2. */
+/** Bounded logits, or with a cap of 0 a copy. Source: arXiv 2408.00118, section 2. */
 export const softcap = defineKernel({
   name: "softcap",
-  formula: "y[i] = cap * tanh(x[i] / cap)",
+  formula: "y[i] = cap > 0 ? cap * tanh(x[i] / cap) : x[i]",
   buffers: { x: read("f32", "[N]"), y: write("f32", "[N]") },
   params: { N: "u32", cap: "f32" },
   grid: ({ N }) => perUnit(Math.ceil(N / 256)),

@@ -2,6 +2,8 @@ import { z } from "zod";
 import { MferenceError } from "../../util/errors.ts";
 import { checkJson, type JsonValue } from "../../format/json.ts";
 import type { Arch } from "../../format/manifest.ts";
+import type { Heads } from "../../ops/ops.ts";
+import type { ModelShape } from "../family.ts";
 
 /**
  * `config.json` of a Gemma 4 mixture-of-experts checkpoint. No dimension and no flag has a default:
@@ -198,13 +200,6 @@ function fail(problem: string): never {
   throw new MferenceError("format.config", `config.json: ${problem}`);
 }
 
-/** Heads of one kind of layer. */
-export interface Heads {
-  readonly queryHeads: number;
-  readonly kvHeads: number;
-  readonly headDim: number;
-}
-
 /** The heads of a layer kind. */
 export function headsOf(config: Gemma4Config, kind: LayerKind): Heads {
   const queryHeads = config.numAttentionHeads;
@@ -230,6 +225,26 @@ export function ropeFrequencies(config: Gemma4Config, kind: LayerKind): Float32A
   const frequencies = new Float32Array(headDim / 2);
   for (let pair = 0; pair < pairs; pair += 1) frequencies[pair] = theta ** ((-2 * pair) / headDim);
   return frequencies;
+}
+
+/** What the engine sizes its memory by. */
+export function shapeOf(config: Gemma4Config): ModelShape {
+  return {
+    vocabSize: config.vocabSize,
+    hiddenSize: config.hiddenSize,
+    contextMax: config.maxPositionEmbeddings,
+    kvLayers: config.layerKinds.map((kind) => {
+      const { kvHeads, headDim } = headsOf(config, kind);
+      return { kvHeads, headDim, window: kind === "sliding" ? config.slidingWindow : 0 };
+    }),
+    expertWidth: config.moeIntermediateSize,
+    expertCount: config.numExperts,
+    expertsPerToken: config.topKExperts,
+    activation: "geluTanh",
+    finalSoftcap: config.finalLogitSoftcapping,
+    stopIds: config.eosTokenIds,
+    bosId: config.bosTokenId,
+  };
 }
 
 /** The architecture fields of a manifest. */

@@ -1,5 +1,6 @@
 import { defineFamily } from "../family.ts";
-import { ARCH_26B, archOf, parseConfig, type Gemma4Config } from "./config.ts";
+import { ARCH_26B, archOf, parseConfig, shapeOf, type Gemma4Config } from "./config.ts";
+import { Gemma4Forward } from "./forward.ts";
 import { tensors } from "./tensors.ts";
 
 /** Google's Gemma 4 with a mixture of experts beside a dense branch in every layer. */
@@ -37,4 +38,6 @@ export const gemma4 = defineFamily<Gemma4Config>({
     sharedExpert: [4, 8],
     routedExpert: [2, 4],
   },
+  shapeOf,
+  createForward: (parts, config) => new Gemma4Forward(parts, config),
 });

@@ -1,0 +1,215 @@
+/**
+ * One loaded model: a package checked and bound to a device, with the memory that a run needs, sized by
+ * the caller's options. Owns everything that `close` frees. Knows no prompt and no text.
+ */
+import { closeSync } from "node:fs";
+import { ExpertPipeline, type ExpertArrays } from "../experts/pipeline.ts";
+import { slotCountFor } from "../experts/plan.ts";
+import { type ExpertFile, ExpertStore } from "../experts/store.ts";
+import type { ReadAt } from "../experts/reader.ts";
+import type { Family, ForwardPass, ModelShape } from "../families/family.ts";
+import { familyOfManifest, packageRulesOf } from "../families/index.ts";
+import { checkUnchanged, openRegular } from "../format/files.ts";
+import type { SubTensors } from "../format/layout.ts";
+import { type CheckedFile, openLayer, openPackage, type Package, type Policy } from "../format/package.ts";
+import { KvCache } from "../kv/cache.ts";
+import { Device } from "../native/device.ts";
+import { Ops, type Precision, PRECISIONS } from "../ops/ops.ts";
+import { Stream } from "../ops/stream.ts";
+import { Weights } from "../ops/weights.ts";
+import { MferenceError } from "../util/errors.ts";
+
+/** Rows of a prefill chunk when nothing else is asked for. */
+export const CHUNK_ROWS_DEFAULT = 128;
+/** Slots of a layer when nothing else is asked for. */
+export const SLOTS_DEFAULT = 16;
+/** Positions of a session when nothing else is asked for. */
+export const CONTEXT_DEFAULT = 4096;
+
+export interface ModelOptions {
+  /** Folder of the package. */
+  readonly directory: string;
+  /** Path of the device library. */
+  readonly library: string;
+  readonly policy?: Policy;
+  readonly precision?: Precision["name"];
+  /** Slots of each layer (more than the experts is clamped), or all experts mapped. */
+  readonly slots?: number | "resident";
+  readonly contextRows?: number;
+  readonly chunkRows?: number;
+  /** Rows of logits kept at once; more than 1 for tests. */
+  readonly logitRows?: number;
+  readonly threads?: number;
+  readonly simd?: string;
+  /** Replaces the positioned read of experts: for tests of failures. */
+  readonly read?: ReadAt;
+}
+
+/** Bytes that a loaded model holds, by purpose. */
+export interface ModelMemory {
+  /** Mapped, not allocated. */
+  readonly commonBytes: number;
+  readonly kvBytes: number;
+  readonly slotBytes: number;
+  readonly scratchBytes: number;
+}
+
+export interface Model {
+  readonly package: Package;
+  readonly family: Family<unknown>;
+  readonly shape: ModelShape;
+  readonly precision: Precision;
+  readonly device: Device;
+  readonly stream: Stream;
+  readonly ops: Ops;
+  readonly kv: KvCache;
+  readonly store: ExpertStore;
+  readonly experts: ExpertPipeline;
+  readonly forward: ForwardPass;
+  readonly chunkRows: number;
+  readonly slots: number | "resident";
+  readonly memory: () => ModelMemory;
+  /** @throws MferenceError "format.changed" when a file was replaced since it was loaded */
+  readonly checkFiles: () => void;
+  readonly close: () => void;
+}
+
+function arraysOf(parts: SubTensors): ExpertArrays {
+  const place = (name: "gate" | "up" | "down") => ({
+    codes: parts[name].offset,
+    scales: parts[`${name}_scales`].offset,
+    biases: parts[`${name}_biases`].offset,
+  });
+  const bits = { gate: parts.gate.bits ?? 0, down: parts.down.bits ?? 0 };
+  if (parts.up.bits !== bits.gate || ![bits.gate, bits.down].every((b) => b === 4 || b === 8)) {
+    throw new MferenceError(
+      "model.family",
+      `experts of ${bits.gate}, ${parts.up.bits} and ${bits.down} bits cannot run; expected 4 or 8, gate and up alike`,
+    );
+  }
+  return { gate: place("gate"), up: place("up"), down: place("down"), bits };
+}
+
+function expertFiles(model: Package): Map<number, ExpertFile> {
+  const files = new Map<number, ExpertFile>();
+  for (const layer of model.layers) {
+    if (layer.subTensors === undefined) continue;
+    files.set(layer.index, {
+      layer: layer.index,
+      path: layer.path,
+      strideBytes: layer.strideBytes,
+      offsets: layer.expertOffsets,
+      open: () => openLayer(model, layer.index),
+    });
+  }
+  return files;
+}
+
+function expertArrays(model: Package): Map<number, ExpertArrays> {
+  const entries = model.layers.flatMap(({ index, subTensors }) =>
+    subTensors === undefined ? [] : [[index, arraysOf(subTensors)] as const],
+  );
+  return new Map(entries);
+}
+
+/** Checks the sizes that a caller asked for against the model. */
+function resolveSizes(options: ModelOptions, shape: ModelShape) {
+  const contextRows = options.contextRows ?? Math.min(CONTEXT_DEFAULT, shape.contextMax);
+  if (!Number.isInteger(contextRows) || contextRows < 1 || contextRows > shape.contextMax) {
+    throw new MferenceError(
+      "engine.options",
+      `a context of ${contextRows} tokens is not possible: expected 1 to ${shape.contextMax}, what the model was made for`,
+    );
+  }
+  const chunkRows = Math.min(options.chunkRows ?? CHUNK_ROWS_DEFAULT, contextRows);
+  if (!Number.isInteger(chunkRows) || chunkRows < 1) {
+    throw new MferenceError("engine.options", `a chunk of ${chunkRows} rows: expected 1 or more`);
+  }
+  const { slots = SLOTS_DEFAULT } = options;
+  return {
+    contextRows,
+    chunkRows,
+    slots: slots === "resident" ? slots : slotCountFor(slots, shape.expertCount),
+    logitRows: options.logitRows ?? 1,
+  };
+}
+
+/** Holds a mapped file open, to notice when it is written to or cut. */
+function watchFile({ path, identity }: CheckedFile): { check: () => void; close: () => void } {
+  const file = openRegular(path, { missing: "install.missing", unsafe: "format.path" });
+  const check = (): void => checkUnchanged(file.descriptor, identity, path);
+  return { check, close: () => closeSync(file.descriptor) };
+}
+
+/**
+ * Loads a package onto a device.
+ *
+ * @throws MferenceError of the groups "format", "install", "model", "native", "engine"
+ */
+export async function loadModel(options: ModelOptions): Promise<Model> {
+  const opened = await openPackage(options.directory, {
+    policy: options.policy ?? "full-sha256",
+    rulesOf: packageRulesOf,
+  });
+  const family = familyOfManifest(opened.manifest.arch.family) as Family<unknown>;
+  const config = family.parseConfig(opened.config);
+  const shape = family.shapeOf(config);
+  const sizes = resolveSizes(options, shape);
+  const arrays = expertArrays(opened);
+  const closers: (() => void)[] = [];
+  const own = <T extends { close: () => void }>(part: T): T => {
+    closers.unshift(() => part.close());
+    return part;
+  };
+  const close = (): void => {
+    for (const closer of closers.splice(0)) closer();
+  };
+  try {
+    const device = own(new Device(options));
+    const stream = own(new Stream(device));
+    const precision = PRECISIONS[options.precision ?? "fast"];
+    const ops = new Ops(stream, precision);
+    const file = { path: opened.weights.path, entries: opened.resident };
+    const weights = own(new Weights(device, file));
+    const watch = own(watchFile(opened.weights));
+    const { contextRows, chunkRows, slots } = sizes;
+    const dtype = precision.kvDtype;
+    const kv = own(new KvCache(device, { layers: shape.kvLayers, contextRows, chunkRows, dtype }));
+    const read = options.read === undefined ? {} : { read: options.read };
+    const store = own(new ExpertStore({ device, files: expertFiles(opened), slots, ...read }));
+    const { hiddenSize, expertWidth, expertCount, expertsPerToken: perToken, activation } = shape;
+    const routed = { hiddenSize, expertWidth, expertCount, perToken, activation, arrays };
+    const experts = own(new ExpertPipeline({ ops, store, shape: routed, chunkRows }));
+    const limits = { chunkRows, logitRows: sizes.logitRows };
+    const forward = own(family.createForward({ ops, weights, kv, experts, limits }, config));
+    return {
+      package: opened,
+      family,
+      shape,
+      precision,
+      device,
+      stream,
+      ops,
+      kv,
+      store,
+      experts,
+      forward,
+      chunkRows,
+      slots,
+      memory: () => ({
+        commonBytes: weights.byteLength,
+        kvBytes: kv.byteLength,
+        slotBytes: store.slabBytes,
+        scratchBytes: forward.scratchBytes + experts.scratchBytes,
+      }),
+      checkFiles: () => {
+        watch.check();
+        store.check();
+      },
+      close,
+    };
+  } catch (error) {
+    close();
+    throw error;
+  }
+}

@@ -1,0 +1,181 @@
+/**
+ * One mutable timeline over a loaded model: which ids the KV cache holds, extending it, going back, and
+ * choosing the next token. A failure poisons it until `reset`; a cancellation does not, because the
+ * cursor moves only when a chunk is complete.
+ */
+import type { Tap } from "../families/family.ts";
+import { assert, MferenceError } from "../util/errors.ts";
+import { type Choice, Head } from "./head.ts";
+import type { Model } from "./model.ts";
+
+export interface ExtendOptions {
+  /** Whose logits are wanted: the last id's, every id's (a chunk must then fit `logitRows`), or none. */
+  readonly head?: "none" | "last" | "all";
+  /** Rows of each chunk; at most the model's. */
+  readonly chunkRows?: number;
+  readonly tap?: Tap;
+  /** Called after each chunk with the ids done so far. */
+  readonly onChunk?: (done: number) => void;
+  /** Polled before each chunk. */
+  readonly isCancelled?: () => boolean;
+}
+
+export class Session {
+  readonly model: Model;
+  readonly #head: Head;
+  #ids: number[] = [];
+  /** Positions whose rows the device has certainly finished. */
+  #complete = 0;
+  #fault: MferenceError | undefined;
+
+  constructor(model: Model) {
+    this.model = model;
+    this.#head = new Head({
+      stream: model.stream,
+      logits: model.forward.logits,
+      finalSoftcap: model.shape.finalSoftcap,
+      contextRows: model.kv.contextRows,
+    });
+  }
+
+  /** The ids whose keys and values are held, in order. */
+  get ids(): readonly number[] {
+    return this.#ids;
+  }
+
+  get scratchBytes(): number {
+    return this.#head.scratchBytes;
+  }
+
+  /**
+   * Appends ids, in chunks. After an error the session must be reset; after a cancellation it holds the
+   * complete chunks.
+   *
+   * @throws MferenceError "engine.context" when they do not fit, "engine.state" on a poisoned session,
+   *   "native.cancelled"
+   */
+  async extend(ids: Uint32Array, options: ExtendOptions = {}): Promise<void> {
+    const { head = "last", onChunk, isCancelled } = options;
+    const { model } = this;
+    this.#check(ids);
+    const chunkRows = Math.min(options.chunkRows ?? model.chunkRows, model.chunkRows);
+    await this.#guard(async () => {
+      for (let done = 0; done < ids.length; done += chunkRows) {
+        if (isCancelled?.() === true) throw new MferenceError("native.cancelled", "cancelled");
+        const chunk = ids.subarray(done, done + chunkRows);
+        const isLast = done + chunk.length === ids.length;
+        const wanted = head === "last" && !isLast ? "none" : head;
+        await this.#run(chunk, wanted, options.tap);
+        onChunk?.(done + chunk.length);
+      }
+    });
+  }
+
+  /** Chooses the token after the last id; the logits of `extend` must be there. */
+  async choose(choice: Choice): Promise<number> {
+    return await this.#guard(() => {
+      const id = this.#head.choose(choice);
+      this.#complete = this.model.kv.cursor;
+      return Promise.resolve(id);
+    });
+  }
+
+  /**
+   * Goes back so that the session holds a prefix of `ids`, the longest that the caches still allow, and
+   * returns its length: at most `ids.length - 1`, since one id has to be computed for its logits.
+   */
+  reuse(ids: Uint32Array): number {
+    let common = 0;
+    const most = Math.min(this.#ids.length, ids.length - 1);
+    while (common < most && this.#ids[common] === ids[common]) common += 1;
+    if (this.#fault !== undefined || !this.model.kv.canRewind(common)) {
+      this.reset();
+      return 0;
+    }
+    this.#goBack(common);
+    return common;
+  }
+
+  /** Forgets everything; the only way out of a poisoned session. */
+  reset(): void {
+    this.model.kv.reset();
+    this.#ids = [];
+    this.#complete = 0;
+    this.#fault = undefined;
+  }
+
+  close(): void {
+    this.#head.close();
+  }
+
+  async #run(ids: Uint32Array, head: "none" | "last" | "all", tap: Tap | undefined): Promise<void> {
+    const { kv, forward, stream } = this.model;
+    assert(head !== "all" || ids.length <= forward.logits.rows, "the logits of a chunk fit");
+    const position = kv.cursor;
+    kv.begin(ids.length);
+    await forward.run({ ids, position, head, tap });
+    kv.advance(ids.length);
+    for (const id of ids) this.#ids.push(id);
+    // The head's passes join the open list; without a head the chunk is completed here.
+    if (head !== "none") return;
+    stream.flush();
+    this.#complete = kv.cursor;
+  }
+
+  #check(ids: Uint32Array): void {
+    const { kv, shape } = this.model;
+    if (this.#fault !== undefined) {
+      throw new MferenceError(
+        "engine.state",
+        `the session failed earlier and must be reset: ${this.#fault.message}`,
+      );
+    }
+    if (ids.length === 0) throw new MferenceError("engine.prompt", "there is nothing to compute: the prompt is empty");
+    if (kv.cursor + ids.length > kv.contextRows) {
+      throw new MferenceError(
+        "engine.context",
+        `${kv.cursor + ids.length} tokens do not fit the context of ${kv.contextRows}: shorten the prompt or raise --context`,
+      );
+    }
+    const bad = ids.find((id) => id >= shape.vocabSize);
+    if (bad !== undefined) {
+      throw new MferenceError(
+        "engine.prompt",
+        `token id ${bad} is not in the vocabulary of ${shape.vocabSize}`,
+      );
+    }
+  }
+
+  /** Runs work; a failure leaves no list waiting, and poisons the session unless it was cancelled. */
+  async #guard<T>(work: () => Promise<T>): Promise<T> {
+    try {
+      return await work();
+    } catch (error) {
+      this.#recover(error);
+      throw error;
+    }
+  }
+
+  #recover(error: unknown): void {
+    const { stream, device } = this.model;
+    const isCancelled = error instanceof MferenceError && error.code === "native.cancelled";
+    stream.abandon();
+    device.resume();
+    stream.flush();
+    if (isCancelled) {
+      // What was under way was skipped; its rows are written again. At most one chunk, so rings hold.
+      this.#goBack(this.#complete);
+      return;
+    }
+    this.#fault =
+      error instanceof MferenceError
+        ? error
+        : new MferenceError("engine.state", String(error), { cause: error });
+  }
+
+  #goBack(position: number): void {
+    this.model.kv.rewind(position);
+    this.#ids.length = position;
+    this.#complete = position;
+  }
+}
