@@ -87,7 +87,8 @@ export function samplingOptions(request: SamplingRequest = {}): SamplingOptions 
   if (topK !== undefined && !(Number.isInteger(topK) && topK >= 1 && topK <= TOP_K_MAX)) {
     throw optionError("top-k", `a whole number from 1 to ${TOP_K_MAX}, or none`, topK);
   }
-  if (!(topP > 0 && topP <= 1)) throw optionError("top-p", "above 0 and at most 1", topP);
+  if (!(Number.isFinite(topP) && topP > 0 && topP <= 1))
+    throw optionError("top-p", "above 0 and at most 1", topP);
   if (!(Number.isFinite(repetitionPenalty) && repetitionPenalty > 0)) {
     throw optionError("the repetition penalty", "above 0 (1 for none)", repetitionPenalty);
   }
