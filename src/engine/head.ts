@@ -97,14 +97,22 @@ export class Head {
 
   #greedy(row: Tensor): number {
     const { stream } = this.#options;
-    stream.dispatch(argmax, { logits: row, result: { buffer: this.#result } }, { T: 1, V: row.columns });
+    stream.dispatch(
+      argmax,
+      { logits: row, result: { buffer: this.#result } },
+      { T: 1, V: row.columns },
+    );
     return this.#take(row.columns);
   }
 
   #gumbel(row: Tensor, temperature: number, { options, index }: Choice): number {
     const { low: keyLow, high: keyHigh } = noiseKeyAt(options.seed, index);
     const params = { V: row.columns, temperature, keyLow, keyHigh };
-    this.#options.stream.dispatch(gumbel, { logits: row, result: { buffer: this.#result } }, params);
+    this.#options.stream.dispatch(
+      gumbel,
+      { logits: row, result: { buffer: this.#result } },
+      params,
+    );
     return this.#take(row.columns);
   }
 
@@ -128,7 +136,10 @@ export class Head {
     const [id = V, notFinite = 0] = integersOf(this.#result, 2);
     checkFinite(notFinite);
     if (id < V) return id;
-    throw new MferenceError("engine.logits", `the device chose token ${id} of a vocabulary of ${V}`);
+    throw new MferenceError(
+      "engine.logits",
+      `the device chose token ${id} of a vocabulary of ${V}`,
+    );
   }
 
   /** Sampling's buffers are made at its first use: a greedy session never pays for them. */

@@ -11,7 +11,13 @@ import type { Family, ForwardPass, ModelShape } from "../families/family.ts";
 import { familyOfManifest, packageRulesOf } from "../families/index.ts";
 import { checkUnchanged, openRegular } from "../format/files.ts";
 import type { SubTensors } from "../format/layout.ts";
-import { type CheckedFile, openLayer, openPackage, type Package, type Policy } from "../format/package.ts";
+import {
+  type CheckedFile,
+  openLayer,
+  openPackage,
+  type Package,
+  type Policy,
+} from "../format/package.ts";
 import { KvCache } from "../kv/cache.ts";
 import { Device } from "../native/device.ts";
 import { Ops, type Precision, PRECISIONS } from "../ops/ops.ts";

@@ -130,7 +130,8 @@ export class Session {
         `the session failed earlier and must be reset: ${this.#fault.message}`,
       );
     }
-    if (ids.length === 0) throw new MferenceError("engine.prompt", "there is nothing to compute: the prompt is empty");
+    if (ids.length === 0)
+      throw new MferenceError("engine.prompt", "there is nothing to compute: the prompt is empty");
     if (kv.cursor + ids.length > kv.contextRows) {
       throw new MferenceError(
         "engine.context",

@@ -22,7 +22,14 @@ import {
   writeGroupRows,
   writePairs,
 } from "./groups.ts";
-import { applyPlan, type ExpertCache, type ExpertPlan, failPlan, planExperts, publishPlan } from "./plan.ts";
+import {
+  applyPlan,
+  type ExpertCache,
+  type ExpertPlan,
+  failPlan,
+  planExperts,
+  publishPlan,
+} from "./plan.ts";
 import type { ExpertStore, OpenLayer } from "./store.ts";
 
 /** Where the nine arrays of an expert begin in its slot, and their widths. */

@@ -44,7 +44,10 @@ export class KvCache {
   }
 
   get byteLength(): number {
-    return this.#layers.reduce((sum, { keys, values }) => sum + keys.byteLength + values.byteLength, 0);
+    return this.#layers.reduce(
+      (sum, { keys, values }) => sum + keys.byteLength + values.byteLength,
+      0,
+    );
   }
 
   get cursor(): number {

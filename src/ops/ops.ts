@@ -76,7 +76,11 @@ export class Ops {
   /** y[t] = row ids[t] of the table, times the multiplier. */
   embed(ids: Binding, table: QuantTensor, y: Tensor, { T, multiplier }: EmbedOptions): void {
     const { codes, scales, biases, rows: V, columns: D, bits } = table;
-    this.stream.dispatch(embedAffine, { ids, codes, scales, biases, y }, { T, D, V, bits, multiplier });
+    this.stream.dispatch(
+      embedAffine,
+      { ids, codes, scales, biases, y },
+      { T, D, V, bits, multiplier },
+    );
   }
 
   rmsNorm(x: Tensor, weight: Vector, y: Tensor, { T, eps }: NormOptions): void {
@@ -166,7 +170,12 @@ export class Ops {
   }
 
   /** The end of a sandwich-normed layer, in place on the residual stream. */
-  sandwichTail(x: Tensor, { shared, routed }: Branches, norms: TailNorms, options: NormOptions): void {
+  sandwichTail(
+    x: Tensor,
+    { shared, routed }: Branches,
+    norms: TailNorms,
+    options: NormOptions,
+  ): void {
     const { shared: sharedNorm, routed: routedNorm, sum: sumNorm, layerScalar } = norms;
     this.stream.dispatch(
       sandwichTail,

@@ -75,6 +75,9 @@ export function floatsOf(tensor: Tensor, rows = tensor.rows): Float32Array<Array
 }
 
 /** The host's view of a buffer of whole numbers. */
-export function integersOf(buffer: SharedBuffer, count = buffer.byteLength / 4): Uint32Array<ArrayBuffer> {
+export function integersOf(
+  buffer: SharedBuffer,
+  count = buffer.byteLength / 4,
+): Uint32Array<ArrayBuffer> {
   return new Uint32Array(buffer.bytes.buffer, 0, count);
 }

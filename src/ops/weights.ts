@@ -110,7 +110,8 @@ export class Weights {
   /** A BF16 vector. */
   vector(name: string): Vector {
     const entry = this.#entry(name);
-    if (entry.dtype !== "BF16" || entry.shape.length !== 1) throw this.#unfit(name, "a BF16 vector");
+    if (entry.dtype !== "BF16" || entry.shape.length !== 1)
+      throw this.#unfit(name, "a BF16 vector");
     return { ...this.#bind(entry.offset), length: entry.shape[0]! };
   }
 
@@ -122,7 +123,10 @@ export class Weights {
   #entry(name: string): ResidentEntry {
     const entry = this.#file.entries.get(name);
     if (entry === undefined) {
-      throw new MferenceError("format.index", `the package has no tensor ${name}: install it again`);
+      throw new MferenceError(
+        "format.index",
+        `the package has no tensor ${name}: install it again`,
+      );
     }
     return entry;
   }

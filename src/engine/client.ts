@@ -1,0 +1,172 @@
+/**
+ * The main thread's face of the engine, which lives in one long-lived Worker and may block there in
+ * native waits. Nothing here blocks. Cancelling works while the Worker is blocked: a shared word that it
+ * polls, and the device's own cancel flag, set from this thread.
+ */
+import { cancelDevice } from "../native/device.ts";
+import { MferenceError } from "../util/errors.ts";
+import type {
+  CallName,
+  Calls,
+  EngineStatus,
+  FromWorker,
+  GenerateEvent,
+  GenerateRequest,
+  GenerateResult,
+  LoadedInfo,
+  LoadRequest,
+  Prompt,
+  ToWorker,
+} from "./protocol.ts";
+
+interface Waiting {
+  readonly resolve: (answer: never) => void;
+  readonly reject: (error: Error) => void;
+  readonly onEvent?: ((event: GenerateEvent) => void) | undefined;
+}
+
+export interface GenerateHandlers {
+  readonly onEvent?: (event: GenerateEvent) => void;
+  /** Aborting ends the generation within a token or a chunk; the result's reason is "cancelled". */
+  readonly signal?: AbortSignal;
+}
+
+export class EngineClient {
+  readonly #worker: Worker;
+  readonly #cancelled = new SharedArrayBuffer(4);
+  readonly #waiting = new Map<number, Waiting>();
+  #lastId = 0;
+  #library = "";
+  #info: LoadedInfo | undefined;
+  #dead: Error | undefined;
+
+  private constructor(worker: Worker) {
+    this.#worker = worker;
+    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.#receive(data);
+    worker.onerror = (event) =>
+      this.#die(new MferenceError("engine.state", `the engine stopped: ${event.message}`));
+  }
+
+  /**
+   * Starts the engine and loads a model.
+   *
+   * @throws MferenceError as loading a model does
+   */
+  static async start(request: LoadRequest): Promise<EngineClient> {
+    const worker = new Worker(new URL("./worker.ts", import.meta.url).href);
+    const client = new EngineClient(worker);
+    const start: ToWorker = { kind: "start", cancelled: client.#cancelled };
+    worker.postMessage(start);
+    client.#library = request.library;
+    try {
+      client.#info = await client.#call("load", request);
+    } catch (error) {
+      worker.terminate();
+      throw error;
+    }
+    return client;
+  }
+
+  /** What was loaded. */
+  get info(): LoadedInfo {
+    if (this.#info === undefined) throw new MferenceError("engine.state", "no model is loaded");
+    return this.#info;
+  }
+
+  /**
+   * Runs one request; requests are served one after another in the order of the calls.
+   *
+   * @throws MferenceError of the groups "engine", "expert", "text", "native", "format"
+   */
+  async generate(
+    request: GenerateRequest,
+    handlers: GenerateHandlers = {},
+  ): Promise<GenerateResult> {
+    const { onEvent, signal } = handlers;
+    const id = this.#lastId + 1;
+    const cancel = (): void => this.#cancel(id);
+    signal?.addEventListener("abort", cancel, { once: true });
+    try {
+      const answer = this.#call("generate", request, onEvent);
+      if (signal?.aborted === true) cancel();
+      return await answer;
+    } finally {
+      signal?.removeEventListener("abort", cancel);
+    }
+  }
+
+  /** The ids of a prompt, without running it. */
+  tokenize(prompt: Prompt): Promise<readonly number[]> {
+    return this.#call("tokenize", prompt);
+  }
+
+  /** The text of a chat prompt, as the model's template renders it. */
+  render(prompt: Prompt): Promise<string> {
+    return this.#call("render", prompt);
+  }
+
+  /** The text of ids, special tokens included. */
+  detokenize(ids: readonly number[]): Promise<string> {
+    return this.#call("detokenize", ids);
+  }
+
+  /** Forgets the conversation so far. */
+  async reset(): Promise<void> {
+    await this.#call("reset", null);
+  }
+
+  status(): Promise<EngineStatus> {
+    return this.#call("status", null);
+  }
+
+  /** Frees the model and ends the Worker. A running request is cancelled first. */
+  async close(): Promise<void> {
+    if (this.#dead === undefined) {
+      this.#cancel(this.#lastId);
+      await this.#call("close", null);
+    }
+    this.#worker.terminate();
+    this.#die(new MferenceError("engine.state", "the engine is closed"));
+  }
+
+  #cancel(id: number): void {
+    Atomics.store(new Int32Array(this.#cancelled), 0, id);
+    if (this.#info !== undefined && this.#waiting.has(id)) {
+      cancelDevice(this.#library, this.#info.deviceId);
+    }
+  }
+
+  #call<Name extends CallName>(
+    name: Name,
+    request: Calls[Name]["request"],
+    onEvent?: (event: GenerateEvent) => void,
+  ): Promise<Calls[Name]["answer"]> {
+    if (this.#dead !== undefined) return Promise.reject(this.#dead);
+    this.#lastId += 1;
+    const id = this.#lastId;
+    const answer = new Promise<Calls[Name]["answer"]>((resolve, reject) => {
+      this.#waiting.set(id, { resolve, reject, onEvent });
+    });
+    this.#worker.postMessage({ kind: "call", id, name, request });
+    return answer;
+  }
+
+  #receive(message: FromWorker): void {
+    if (message.kind === "ready") return;
+    const waiting = this.#waiting.get(message.id);
+    if (waiting === undefined) return;
+    if (message.kind === "event") {
+      waiting.onEvent?.(message.event);
+      return;
+    }
+    this.#waiting.delete(message.id);
+    if (message.kind === "answer") waiting.resolve(message.answer as never);
+    else waiting.reject(new MferenceError(message.code ?? "engine.state", message.message));
+  }
+
+  #die(error: Error): void {
+    this.#dead ??= error;
+    for (const { reject } of this.#waiting.values()) reject(error);
+    this.#waiting.clear();
+  }
+}
