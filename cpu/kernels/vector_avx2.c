@@ -1,0 +1,9 @@
+// The vector kernels for x86-64 with AVX2, FMA and F16C.
+#if defined(__x86_64__)
+#define MF_PATH_AVX2
+#include "attention_vector.h"
+#include "norm_vector.h"
+#include "rotary_vector.h"
+#include "router_vector.h"
+#include "sampling_vector.h"
+#endif
