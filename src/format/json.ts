@@ -23,8 +23,8 @@ export interface JsonContext {
 const DEPTH_MAX = 64;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 const SPACE = /[ \t\n\r]*/y;
-const PLAIN_STRING = /"[^"\\\u0000-\u001f]*"/y;
-const STRING = /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"/y;
+/** A string without escapes; any other takes the slower way. */
+const PLAIN_STRING = /"[^"\\\p{Cc}]*"/uy;
 
 /**
  * Parses UTF-8 JSON text.
@@ -172,13 +172,27 @@ class JsonReader {
       this.position = PLAIN_STRING.lastIndex;
       return this.text.slice(start, this.position - 1);
     }
-    STRING.lastIndex = this.position;
-    if (!STRING.test(this.text)) this.fail("expected a string");
-    const literal = this.text.slice(this.position, STRING.lastIndex);
-    this.position = STRING.lastIndex;
-    const value = JSON.parse(literal) as string;
+    if (this.text[this.position] !== '"') this.fail("expected a string");
+    const end = this.closingQuote();
+    let value: string;
+    try {
+      value = JSON.parse(this.text.slice(this.position, end)) as string;
+    } catch {
+      return this.fail("a string holds a control character or a wrong escape");
+    }
+    this.position = end;
     if (!value.isWellFormed()) this.fail("a string holds half a surrogate pair");
     return value;
+  }
+
+  /** The index behind the quote that ends the string at `position`. */
+  private closingQuote(): number {
+    for (let at = this.position + 1; at < this.text.length; at += 1) {
+      const character = this.text[at];
+      if (character === '"') return at + 1;
+      if (character === "\\") at += 1;
+    }
+    return this.fail("a string does not end");
   }
 
   private number(): number {

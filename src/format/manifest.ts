@@ -17,7 +17,7 @@ import { PAGE_BYTES } from "./resident.ts";
  */
 const MAGIC = "GTURBO";
 const VERSION_MAJOR = 1;
-const KNOWN_FLAGS = ["streamingPresent", "turboQuantKV", "aneSharedExpert"];
+const KNOWN_FLAGS = new Set(["streamingPresent", "turboQuantKV", "aneSharedExpert"]);
 
 /** Architecture fields that every family has. Extensions of a family pass through unread. */
 export const archSchema = z.looseObject({
@@ -145,7 +145,7 @@ function checkPreamble(json: JsonValue, context: JsonContext): void {
   if (versionMajor !== VERSION_MAJOR) {
     fail(`the format version is ${versionMajor}; this program reads version ${VERSION_MAJOR}.x`);
   }
-  const unknown = Object.keys(flags).find((flag) => !KNOWN_FLAGS.includes(flag));
+  const unknown = Object.keys(flags).find((flag) => !KNOWN_FLAGS.has(flag));
   if (unknown !== undefined) fail(`the flag "${unknown}" is unknown; a newer program wrote it`);
   if (flags["turboQuantKV"] === true) {
     fail("it asks for the removed TurboQuant KV option; install the model again");

@@ -32,6 +32,7 @@ export type ErrorCode =
   | "install.hash"
   | "install.size"
   | "install.missing"
+  | "install.cancelled"
   // Finding, loading and running a model.
   | "model.none"
   | "model.unknown"

@@ -1,0 +1,235 @@
+import fs from "node:fs";
+import path from "node:path";
+import { z } from "zod";
+import { MferenceError, sentenceOf } from "../util/errors.ts";
+import { familyOfManifest } from "../families/index.ts";
+import { parseJsonAs } from "../format/json.ts";
+import { checkManifestStructure, parseManifest } from "../format/manifest.ts";
+import { readManifestBytes } from "../format/package.ts";
+import { MANIFEST_FILE, TOKENIZER_FILE } from "../format/paths.ts";
+import { replaceDurably } from "./durable.ts";
+import { mferenceHome, PACKAGE_SUFFIX } from "./home.ts";
+
+/**
+ * Which models are installed, and which one a command means. Looks at manifests only; whether the bytes
+ * behind them are right is for loading and verifying.
+ */
+export interface ModelEntry {
+  readonly name: string;
+  readonly directory: string;
+  readonly status: "installed" | "partial";
+  /** Why a model is not complete. */
+  readonly reason?: string;
+  readonly family?: string;
+  readonly modelId?: string;
+  readonly hasText?: boolean;
+  /** Bytes that the manifest declares; of a partial model, what lies on the disk. */
+  readonly bytes: number;
+  readonly lastUsed?: Date;
+  readonly installedAt?: Date;
+}
+
+/** A model that a command will use, and why it is this one. */
+export interface ResolvedModel {
+  readonly name: string;
+  readonly directory: string;
+  readonly reason: "named" | "folder" | "only" | "last-used" | "newest";
+}
+
+const PARTIAL_SUFFIX = `${PACKAGE_SUFFIX}.partial`;
+const STATE_FILE = "state.json";
+const STATE_BYTES_MAX = 1024 * 1024;
+const stateSchema = z.object({ lastUsed: z.record(z.string(), z.string()) });
+
+/** The models below a home, installed ones first, then by name. */
+export function listModels(home: string = mferenceHome()): readonly ModelEntry[] {
+  const models = path.join(home, "models");
+  const lastUsed = readLastUsed(home);
+  const entries: ModelEntry[] = [];
+  for (const folder of listFolders(models)) {
+    const directory = path.join(models, folder);
+    if (folder.endsWith(PACKAGE_SUFFIX)) {
+      const name = folder.slice(0, -PACKAGE_SUFFIX.length);
+      entries.push(describe(name, directory, lastUsed[directory]));
+    } else if (folder.endsWith(PARTIAL_SUFFIX)) {
+      const name = folder.slice(0, -PARTIAL_SUFFIX.length);
+      const reason = "its install did not finish, or is running now";
+      entries.push({ name, directory, status: "partial", reason, bytes: bytesBelow(directory) });
+    }
+  }
+  return entries.toSorted(
+    (left, right) =>
+      Number(left.status === "partial") - Number(right.status === "partial") ||
+      (left.name < right.name ? -1 : 1),
+  );
+}
+
+function listFolders(models: string): readonly string[] {
+  try {
+    return fs
+      .readdirSync(models)
+      .filter((name) =>
+        fs.statSync(path.join(models, name), { throwIfNoEntry: false })?.isDirectory(),
+      );
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT") return [];
+    throw new MferenceError("install.io", `cannot list ${models}: ${sentenceOf(error)}`, {
+      cause: error,
+    });
+  }
+}
+
+function describe(name: string, directory: string, lastUsed: string | undefined): ModelEntry {
+  try {
+    const manifest = parseManifest(
+      readManifestBytes(directory),
+      path.join(directory, MANIFEST_FILE),
+    );
+    const family = familyOfManifest(manifest.arch.family).id;
+    checkManifestStructure(manifest);
+    const bytes = Object.values(manifest.files).reduce((total, { size }) => total + size, 0);
+    const date = lastUsed === undefined ? undefined : new Date(lastUsed);
+    return {
+      name,
+      directory,
+      status: "installed",
+      family,
+      modelId: manifest.modelID,
+      hasText: manifest.files[TOKENIZER_FILE] !== undefined,
+      bytes,
+      installedAt: fs.statSync(path.join(directory, MANIFEST_FILE)).mtime,
+      ...(date === undefined || Number.isNaN(date.getTime()) ? {} : { lastUsed: date }),
+    };
+  } catch (error) {
+    if (!(error instanceof MferenceError)) throw error;
+    return {
+      name,
+      directory,
+      status: "partial",
+      reason: error.message,
+      bytes: bytesBelow(directory),
+    };
+  }
+}
+
+function bytesBelow(folder: string): number {
+  let bytes = 0;
+  for (const relative of fs.readdirSync(folder, { recursive: true }) as string[]) {
+    const status = fs.lstatSync(path.join(folder, relative), { throwIfNoEntry: false });
+    // A file being filled is sparse; what counts is what it takes.
+    if (status?.isFile() === true) bytes += Math.min(status.size, status.blocks * 512);
+  }
+  return bytes;
+}
+
+/**
+ * The model a command means: the one named, the folder given, the only one installed, or the last one
+ * used. The caller tells the user which it is when `reason` is none of the first two.
+ *
+ * @throws MferenceError "model.none", "model.unknown" or "model.partial"
+ */
+export function resolveModel(
+  nameOrFolder: string | undefined,
+  home: string = mferenceHome(),
+): ResolvedModel {
+  if (nameOrFolder !== undefined) return resolveNamed(nameOrFolder, home);
+  const installed = listModels(home).filter(({ status }) => status === "installed");
+  const [first] = installed;
+  if (first === undefined) {
+    throw new MferenceError(
+      "model.none",
+      `no model is installed in ${path.join(home, "models")}; install one with "mference install demo"`,
+    );
+  }
+  if (installed.length === 1) return { ...place(first), reason: "only" };
+  const used = latest(installed, ({ lastUsed }) => lastUsed);
+  if (used !== undefined) return { ...place(used), reason: "last-used" };
+  return {
+    ...place(latest(installed, ({ installedAt }) => installedAt) ?? first),
+    reason: "newest",
+  };
+}
+
+function place({ name, directory }: ModelEntry): { name: string; directory: string } {
+  return { name, directory };
+}
+
+function latest(
+  models: readonly ModelEntry[],
+  dateOf: (model: ModelEntry) => Date | undefined,
+): ModelEntry | undefined {
+  return models
+    .filter((model) => dateOf(model) !== undefined)
+    .toSorted((left, right) => dateOf(right)!.getTime() - dateOf(left)!.getTime())[0];
+}
+
+function resolveNamed(nameOrFolder: string, home: string): ResolvedModel {
+  const isPath = nameOrFolder.startsWith(".") || nameOrFolder.includes(path.sep);
+  if (!isPath) {
+    const name = nameOrFolder.endsWith(PACKAGE_SUFFIX)
+      ? nameOrFolder.slice(0, -PACKAGE_SUFFIX.length)
+      : nameOrFolder;
+    const models = listModels(home);
+    const entry = models.find((model) => model.name === name.normalize("NFC"));
+    if (entry?.status === "installed") return { ...place(entry), reason: "named" };
+    if (entry !== undefined) {
+      throw new MferenceError(
+        "model.partial",
+        `the model "${name}" is not complete: ${entry.reason}`,
+      );
+    }
+    if (!fs.existsSync(nameOrFolder)) throw unknownModel(nameOrFolder, models);
+  }
+  return resolveFolder(nameOrFolder);
+}
+
+function resolveFolder(folder: string): ResolvedModel {
+  const directory = path.resolve(folder);
+  if (
+    fs.existsSync(path.join(directory, "config.json")) &&
+    !fs.existsSync(path.join(directory, MANIFEST_FILE))
+  ) {
+    throw new MferenceError(
+      "model.unknown",
+      `${directory} is a checkpoint and not an installed package; install it with "mference install --source ${folder}"`,
+    );
+  }
+  readManifestBytes(directory);
+  const base = path.basename(directory);
+  const name = base.endsWith(PACKAGE_SUFFIX) ? base.slice(0, -PACKAGE_SUFFIX.length) : base;
+  return { name, directory, reason: "folder" };
+}
+
+function unknownModel(name: string, models: readonly ModelEntry[]): MferenceError {
+  const names = models.filter(({ status }) => status === "installed").map((model) => model.name);
+  const known = names.length === 0 ? "none is" : `installed are ${names.join(", ")}`;
+  return new MferenceError(
+    "model.unknown",
+    `no model or folder is called "${name}"; ${known}`.replace("none is", "no model is installed"),
+  );
+}
+
+/** Remembers that a model was used just now. A home that cannot be written is no error. */
+export function recordUse(directory: string, home: string = mferenceHome()): void {
+  const lastUsed = { ...readLastUsed(home), [path.resolve(directory)]: new Date().toISOString() };
+  const kept = Object.entries(lastUsed).filter(([folder]) => fs.existsSync(folder));
+  const text = JSON.stringify({ lastUsed: Object.fromEntries(kept) }, null, 2);
+  try {
+    fs.mkdirSync(home, { recursive: true });
+    replaceDurably(path.join(home, STATE_FILE), new TextEncoder().encode(`${text}\n`));
+  } catch {
+    // The choice of a default is a convenience; answering matters more.
+  }
+}
+
+/** A damaged state file means only that nothing is remembered. */
+function readLastUsed(home: string): Readonly<Record<string, string>> {
+  const file = path.join(home, STATE_FILE);
+  try {
+    if (fs.statSync(file).size > STATE_BYTES_MAX) return {};
+    return parseJsonAs(fs.readFileSync(file), stateSchema, { code: "format.json", what: file })
+      .lastUsed;
+  } catch {
+    return {};
+  }
+}

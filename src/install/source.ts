@@ -1,0 +1,234 @@
+import fs from "node:fs";
+import path from "node:path";
+import { z } from "zod";
+import { MferenceError } from "../util/errors.ts";
+import { familyOfConfig, type AnyFamily } from "../families/index.ts";
+import { hashDescriptor, sha256 } from "../format/digest.ts";
+import {
+  checkUnchanged,
+  identityOf,
+  openRegular,
+  readCapped,
+  type FileIdentity,
+  type OpenFile,
+} from "../format/files.ts";
+import { parseJson, parseJsonAs, type JsonValue } from "../format/json.ts";
+import { METADATA_BYTES_MAX, SIDECARS } from "../format/paths.ts";
+import { parseQuantization, type Quantization } from "../format/quant.ts";
+import { readSafetensors, type SourceTensor } from "../format/safetensors.ts";
+
+/**
+ * A checkpoint folder in MLX layout: its shards, the header of each, config.json and the text files.
+ * Owns the open shards; reads headers only. The folder is the user's own, so links in it are followed.
+ */
+export interface Checkpoint {
+  readonly directory: string;
+  readonly family: AnyFamily;
+  readonly config: JsonValue;
+  readonly quantization: Quantization;
+  readonly shards: ReadonlyMap<string, Shard>;
+  /** Every tensor with the shard that holds it. */
+  readonly tensors: ReadonlyMap<string, ShardTensor>;
+  /** SHA-256 of the index, or of the single file. */
+  readonly sourceSha256: string;
+  /** The text files that are there, config.json included. */
+  readonly sidecars: readonly SourceSidecar[];
+  close(): void;
+}
+
+/** An open shard. */
+export interface Shard extends OpenFile {
+  readonly identity: FileIdentity;
+}
+
+export interface ShardTensor extends SourceTensor {
+  readonly shard: string;
+}
+
+/** A small file that travels verbatim. */
+export interface SourceSidecar {
+  readonly name: string;
+  readonly bytes: Uint8Array;
+}
+
+const INDEX_FILE = "model.safetensors.index.json";
+const SINGLE_FILE = "model.safetensors";
+const SHARD_NAME = /^[^/\\\p{Cc}]{1,240}\.safetensors$/u;
+const OPEN = { missing: "install.source", unsafe: "install.source", isLinkAllowed: true } as const;
+
+const indexSchema = z.object({ weight_map: z.record(z.string(), z.string()) });
+
+/**
+ * Opens a checkpoint folder and checks all its headers against each other.
+ *
+ * @throws MferenceError "install.source" for what is missing or does not fit together, "model.family",
+ * "format.config", "format.json" or "format.safetensors"
+ */
+export async function openCheckpoint(
+  directory: string,
+  options: { readonly signal?: AbortSignal | undefined } = {},
+): Promise<Checkpoint> {
+  const root = path.resolve(directory);
+  if (fs.statSync(root, { throwIfNoEntry: false })?.isDirectory() !== true) {
+    throw new MferenceError("install.source", `there is no checkpoint folder ${root}`);
+  }
+  const sidecars = readSidecars(root);
+  const configBytes = sidecars.find(({ name }) => name === "config.json")?.bytes;
+  if (configBytes === undefined) return missing(path.join(root, "config.json"));
+  const what = path.join(root, "config.json");
+  const config = parseJson(configBytes, { code: "format.config", what });
+  const family = familyOfConfig(config);
+  const quantization = parseQuantization(config, what);
+  const shards = new Map<string, Shard>();
+  const close = (): void => {
+    for (const shard of shards.values()) fs.closeSync(shard.descriptor);
+    shards.clear();
+  };
+  try {
+    const { sourceSha256, tensors } = await readWeights(root, shards, options.signal);
+    return {
+      directory: root,
+      family,
+      config,
+      quantization,
+      shards,
+      tensors,
+      sourceSha256,
+      sidecars,
+      close,
+    };
+  } catch (error) {
+    close();
+    throw error;
+  }
+}
+
+/**
+ * Checks that no shard was replaced or written to since the checkpoint was opened.
+ *
+ * @throws MferenceError "format.changed"
+ */
+export function checkShardsUnchanged(checkpoint: Checkpoint): void {
+  for (const shard of checkpoint.shards.values()) {
+    checkUnchanged(shard.descriptor, shard.identity, shard.path);
+  }
+}
+
+interface Weights {
+  readonly sourceSha256: string;
+  readonly tensors: ReadonlyMap<string, ShardTensor>;
+}
+
+async function readWeights(
+  root: string,
+  shards: Map<string, Shard>,
+  signal: AbortSignal | undefined,
+): Promise<Weights> {
+  if (fs.existsSync(path.join(root, INDEX_FILE))) return readIndexed(root, shards);
+  if (!fs.existsSync(path.join(root, SINGLE_FILE))) {
+    throw new MferenceError(
+      "install.source",
+      `${root} holds neither ${INDEX_FILE} nor ${SINGLE_FILE}; expected a checkpoint in MLX layout`,
+    );
+  }
+  const shard = openShard(root, SINGLE_FILE, shards);
+  const tensors = addTensors(new Map(), shard, SINGLE_FILE);
+  const sourceSha256 = await hashDescriptor(shard.descriptor, shard, { signal });
+  return { sourceSha256, tensors };
+}
+
+function readIndexed(root: string, shards: Map<string, Shard>): Weights {
+  const file = openRegular(path.join(root, INDEX_FILE), OPEN);
+  let bytes: Uint8Array;
+  try {
+    bytes = readCapped(file, METADATA_BYTES_MAX.sourceIndex, "install.source");
+  } finally {
+    fs.closeSync(file.descriptor);
+  }
+  const { weight_map: weightMap } = parseJsonAs(bytes, indexSchema, {
+    code: "format.json",
+    what: file.path,
+  });
+  const byShard = Map.groupBy(Object.entries(weightMap), ([, shard]) => shard);
+  const tensors = new Map<string, ShardTensor>();
+  for (const [name, entries] of byShard) {
+    if (!SHARD_NAME.test(name)) {
+      throw new MferenceError(
+        "install.source",
+        `${file.path} names the shard ${JSON.stringify(name)}; expected a bare file name ending in .safetensors`,
+      );
+    }
+    const before = tensors.size;
+    addTensors(tensors, openShard(root, name, shards), name);
+    const absent = entries.find(([tensor]) => tensors.get(tensor)?.shard !== name);
+    if (absent !== undefined) {
+      throw new MferenceError(
+        "install.source",
+        `${name} lacks the tensor ${absent[0]} that ${INDEX_FILE} places there`,
+      );
+    }
+    if (tensors.size - before !== entries.length) {
+      throw new MferenceError(
+        "install.source",
+        `${name} holds ${tensors.size - before} tensors, but ${INDEX_FILE} lists ${entries.length} of it`,
+      );
+    }
+  }
+  return { sourceSha256: sha256(bytes), tensors };
+}
+
+function openShard(root: string, name: string, shards: Map<string, Shard>): Shard {
+  const file = openRegular(path.join(root, name), OPEN);
+  const shard = { ...file, identity: identityOf(file.descriptor) };
+  shards.set(name, shard);
+  return shard;
+}
+
+function addTensors(
+  tensors: Map<string, ShardTensor>,
+  shard: Shard,
+  shardName: string,
+): Map<string, ShardTensor> {
+  for (const tensor of readSafetensors(shard).values()) {
+    const other = tensors.get(tensor.name);
+    if (other !== undefined) {
+      throw new MferenceError(
+        "install.source",
+        `the tensor ${tensor.name} is in both ${other.shard} and ${shardName}`,
+      );
+    }
+    tensors.set(tensor.name, { ...tensor, shard: shardName });
+  }
+  return tensors;
+}
+
+/** The text files; the tokenizer's two come together or not at all. */
+function readSidecars(root: string): readonly SourceSidecar[] {
+  const found: SourceSidecar[] = [];
+  for (const { name, bytesMax } of SIDECARS) {
+    if (!fs.existsSync(path.join(root, name))) continue;
+    const file = openRegular(path.join(root, name), OPEN);
+    try {
+      found.push({ name, bytes: readCapped(file, bytesMax, "install.source") });
+    } finally {
+      fs.closeSync(file.descriptor);
+    }
+  }
+  const text = SIDECARS.filter(({ need }) => need === "text").map(({ name }) => name);
+  const present = text.filter((name) => found.some((sidecar) => sidecar.name === name));
+  const absent = text.find((name) => !present.includes(name));
+  if (present.length > 0 && absent !== undefined) {
+    throw new MferenceError(
+      "install.source",
+      `${root} has ${present.join(", ")} but no ${absent}; the text side needs both, or neither for a package of token ids only`,
+    );
+  }
+  return found;
+}
+
+function missing(file: string): never {
+  throw new MferenceError(
+    "install.source",
+    `${file} is missing; expected a checkpoint in MLX layout`,
+  );
+}
