@@ -1,6 +1,6 @@
 /**
  * Pseudo-random numbers that are the same on every machine: the 64-bit generators behind seeds, exact in
- * BigInt, and a fast seeded generator for synthetic data. Not for secrets.
+ * BigInt. Knows nothing of what is drawn; not for secrets, and too slow for bulk data.
  */
 import { assert } from "./errors.ts";
 
@@ -51,61 +51,4 @@ export class Xorshift64Star {
 /** The top 24 bits of a 64-bit number as a fraction in [0, 1), exact in float32. */
 export function fraction24(bits: bigint): number {
   return Number(bits >> 40n) / 2 ** 24;
-}
-
-/**
- * A fast seeded generator for tests and synthetic weights: xorshift128 on 32-bit words.
- * Source: Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8(14), 2003.
- */
-export class SeededRandom {
-  readonly #state = new Uint32Array(4);
-
-  constructor(seed: number | bigint) {
-    const first = splitmix64(BigInt(seed));
-    const second = nonzeroSeed(first);
-    const words = [first, first >> 32n, second, second >> 32n];
-    words.forEach((word, i) => {
-      this.#state[i] = Number(word & 0xffff_ffffn);
-    });
-  }
-
-  /** A whole number from 0 to 2^32 - 1. */
-  uint32(): number {
-    const s = this.#state;
-    let t = s[3]!;
-    t ^= t << 11;
-    t ^= t >>> 8;
-    const first = s[0]!;
-    s[3] = s[2]!;
-    s[2] = s[1]!;
-    s[1] = first;
-    s[0] = t ^ first ^ (first >>> 19);
-    return s[0];
-  }
-
-  /** A number in [0, 1). */
-  uniform(): number {
-    return this.uint32() / 2 ** 32;
-  }
-
-  /** A whole number from 0 to `count - 1`. */
-  below(count: number): number {
-    return Math.floor(this.uniform() * count);
-  }
-
-  /** A number of the standard normal distribution (Box and Muller, 1958). */
-  normal(): number {
-    const radius = Math.sqrt(-2 * Math.log(1 - this.uniform()));
-    return radius * Math.cos(2 * Math.PI * this.uniform());
-  }
-
-  /** The whole numbers from 0 to `count - 1` in random order, or the first `take` of them. */
-  permutation(count: number, take: number = count): number[] {
-    const values = Array.from({ length: count }, (_, i) => i);
-    for (let i = 0; i < take; i += 1) {
-      const j = i + this.below(count - i);
-      [values[i], values[j]] = [values[j]!, values[i]!];
-    }
-    return values.slice(0, take);
-  }
 }

@@ -16,8 +16,8 @@ import {
   settleReservation,
   slotCountFor,
 } from "../../src/experts/plan.ts";
-import { SeededRandom } from "../../src/util/random.ts";
 import { ReferenceCache } from "../reference/expert-cache.ts";
+import { createRandom, type Random } from "../reference/random.ts";
 
 /** Everything that decides later plans. */
 function stateOf(cache: ExpertCache) {
@@ -260,14 +260,14 @@ type Outstanding =
 
 /** One cache and its reference driven by the same random requests. */
 class Twins {
-  readonly random: SeededRandom;
+  readonly random: Random;
   readonly cache: ExpertCache;
   readonly reference: ReferenceCache;
   readonly outstanding: Outstanding[] = [];
   readonly seen = { plans: 0, refusals: 0, reservations: 0, failures: 0, replays: 0, hits: 0 };
 
   constructor(seed: number, eviction: EvictionPolicy) {
-    this.random = new SeededRandom(seed);
+    this.random = createRandom(seed);
     const expertCount = 1 + this.random.below(20);
     const slotCount = 1 + this.random.below(expertCount);
     this.cache = createCache({ slotCount, expertCount, eviction });
@@ -280,7 +280,7 @@ class Twins {
     const wanted = 1 + this.random.below(most);
     const ids = new Set<number>();
     while (ids.size < wanted) {
-      ids.add(Math.floor(this.random.uniform() * this.random.uniform() * expertCount));
+      ids.add(Math.floor(this.random.uniform(0, 1) * this.random.uniform(0, expertCount)));
       if (this.random.below(4) === 0) ids.add(this.random.below(expertCount));
     }
     return [...ids].slice(0, wanted);
@@ -297,7 +297,7 @@ class Twins {
 
   request(): void {
     const ids = this.ids(this.cache.slotCount);
-    const avoid = this.random.permutation(
+    const avoid = this.random.distinct(
       this.cache.slotCount,
       this.random.below(3) % this.cache.slotCount,
     );
@@ -332,7 +332,7 @@ class Twins {
     const resident = [...this.cache.slotExpert].filter((expert) => expert >= 0);
     if (resident.length === 0) return;
     const ids = this.random
-      .permutation(resident.length, 1 + this.random.below(resident.length))
+      .distinct(resident.length, 1 + this.random.below(resident.length))
       .map((i) => resident[i]!);
     expect(missingExperts(this.cache, ids)).toEqual([]);
     replayHits(this.cache, ids);

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import { canRewind, kvBytes, kvLayerBytes, kvRows, kvSpans } from "../../src/kv/plan.ts";
-import { SeededRandom } from "../../src/util/random.ts";
+import { createRandom } from "../reference/random.ts";
 
 describe("rows", () => {
   test("of a ring are the window and a chunk less one, of a full layer the context", () => {
@@ -83,7 +83,7 @@ describe("going back", () => {
   });
 
   test("says yes exactly when a ring that was really written holds every row that is seen", () => {
-    const random = new SeededRandom(3);
+    const random = createRandom(3);
     const answers = { yes: 0, no: 0 };
     for (let round = 0; round < 300; round += 1) {
       const window = 1 + random.below(6);
@@ -103,7 +103,7 @@ describe("going back", () => {
   });
 
   test("after it, chunks keep every row that their tokens see", () => {
-    const random = new SeededRandom(5);
+    const random = createRandom(5);
     const [window, chunkRows] = [5, 4];
     const rows = kvRows({ window }, { contextRows: 1000, chunkRows });
     const ring = new Map<number, number>();

@@ -19,6 +19,8 @@ export interface Random {
   readonly uniform: (low: number, high: number) => number;
   /** A whole number in [0, count). */
   readonly below: (count: number) => number;
+  /** `take` distinct whole numbers in [0, count), in random order. */
+  readonly distinct: (count: number, take: number) => number[];
   /** `count` normal float32 values of standard deviation `deviation`. */
   readonly normals: (count: number, deviation?: number) => Float32Array<ArrayBuffer>;
   /** `count` uniform bfloat16 values, as bits. */
@@ -32,9 +34,18 @@ export function createRandom(seed: number): Random {
   const unit = (): number => (next() + 0.5) / 2 ** 32;
   const uniform = (low: number, high: number): number => low + (high - low) * unit();
   const normal = (): number => Math.sqrt(-2 * Math.log(unit())) * Math.cos(2 * Math.PI * unit());
+  const below = (count: number): number => Math.floor(unit() * count);
   return {
     uniform,
-    below: (count) => Math.floor(unit() * count),
+    below,
+    distinct: (count, take) => {
+      const values = Array.from({ length: count }, (_, i) => i);
+      for (let i = 0; i < take; i++) {
+        const j = i + below(count - i);
+        [values[i], values[j]] = [values[j]!, values[i]!];
+      }
+      return values.slice(0, take);
+    },
     normals: (count, deviation = 1) => {
       const values = new Float32Array(count);
       for (let i = 0; i < count; i++) values[i] = deviation * normal();
