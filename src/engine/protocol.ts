@@ -93,6 +93,8 @@ export type GenerateEvent =
       readonly name: string;
       readonly arguments: string;
     }
+  /** Something that the user should know about the answer. */
+  | { readonly type: "notice"; readonly text: string }
   /** Every chosen id, the stop token included. */
   | { readonly type: "token"; readonly id: number };
 

@@ -7,6 +7,7 @@ import type { KvShape } from "../kv/plan.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
 import type { Tensor } from "../ops/tensor.ts";
 import type { Weights } from "../ops/weights.ts";
+import type { ChatDialect } from "../text/dialect.ts";
 
 /**
  * What one model family must provide. Everything that knows a family's name lives in its folder; the
@@ -35,6 +36,7 @@ export interface Family<Config> {
   readonly baselines: readonly Arch[];
   /** Bits per value that each quantization slot of a manifest may have. */
   readonly quantWidths: QuantWidths;
+  readonly chat: ChatDialect;
   /** What the engine sizes its memory by. */
   readonly shapeOf: (config: Config) => ModelShape;
   /** The forward pass over loaded parts. */
@@ -111,6 +113,8 @@ export interface CheckpointPin {
   readonly modelId: string;
   /** SHA-256 of `model.safetensors.index.json`, or of a single `model.safetensors`. */
   readonly sourceSha256: string;
+  /** Sampling where the user says nothing; absent: the program's own. */
+  readonly sampling?: { readonly temperature: number };
   /** Absent for a checkpoint that is not downloaded. */
   readonly remote?: {
     readonly repository: string;

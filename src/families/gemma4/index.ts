@@ -1,4 +1,5 @@
 import { defineFamily } from "../family.ts";
+import { chat } from "./chat.ts";
 import { ARCH_26B, archOf, parseConfig, shapeOf, type Gemma4Config } from "./config.ts";
 import { Gemma4Forward } from "./forward.ts";
 import { tensors } from "./tensors.ts";
@@ -25,6 +26,7 @@ export const gemma4 = defineFamily<Gemma4Config>({
       name: "demo",
       modelId: "mference-demo",
       sourceSha256: "abbfd093acebd69a275a51ea5d6bdf707918e4a55f4d840d430b9fe5e2ca6089",
+      sampling: { temperature: 0 },
     },
   ],
   parseConfig,
@@ -38,6 +40,7 @@ export const gemma4 = defineFamily<Gemma4Config>({
     sharedExpert: [4, 8],
     routedExpert: [2, 4],
   },
+  chat,
   shapeOf,
   createForward: (parts, config) => new Gemma4Forward(parts, config),
 });
