@@ -3,7 +3,7 @@
  * the caller's options. Owns everything that `close` frees. Knows no prompt and no text.
  */
 import { closeSync } from "node:fs";
-import { ExpertPipeline, type ExpertArrays } from "../experts/pipeline.ts";
+import { ExpertPipeline } from "../experts/pipeline.ts";
 import { slotCountFor } from "../experts/plan.ts";
 import { type ExpertFile, ExpertStore } from "../experts/store.ts";
 import type { ReadAt } from "../experts/reader.ts";
@@ -21,6 +21,7 @@ import {
 import { KvCache } from "../kv/cache.ts";
 import { Device } from "../native/device.ts";
 import { Ops, type Precision, PRECISIONS } from "../ops/ops.ts";
+import type { ExpertArrays } from "../ops/routed.ts";
 import { Stream } from "../ops/stream.ts";
 import { Weights } from "../ops/weights.ts";
 import { MferenceError } from "../util/errors.ts";

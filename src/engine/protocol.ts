@@ -74,8 +74,16 @@ export interface GenerateRequest {
   readonly isCold?: boolean | undefined;
 }
 
+/** Why an answer ended; "malformedCall" is a tool call that is none, or of a tool that was not given. */
 export type StopReason =
-  "eos" | "endOfTurn" | "toolCalls" | "stopString" | "maxTokens" | "context" | "cancelled";
+  | "eos"
+  | "endOfTurn"
+  | "toolCalls"
+  | "malformedCall"
+  | "stopString"
+  | "maxTokens"
+  | "context"
+  | "cancelled";
 
 /** What a generation reports while it runs. */
 export type GenerateEvent =

@@ -6,10 +6,9 @@
  * Two rules keep it right. A slot is overwritten only when no committed work reads it. And a committed
  * list may wait for a read, but this thread never waits for the device before its reads have arrived.
  */
-import { routedDown, routedGate } from "../kernels/moe.ts";
-import { ACTIVATION } from "../kernels/spec.ts";
 import type { SharedBuffer } from "../native/device.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
+import { type ExpertArrays, routedExperts } from "../ops/routed.ts";
 import type { Ticket } from "../ops/stream.ts";
 import { integersOf, Scratch, type Tensor } from "../ops/tensor.ts";
 import { assert } from "../util/errors.ts";
@@ -31,15 +30,6 @@ import {
   publishPlan,
 } from "./plan.ts";
 import type { ExpertStore, OpenLayer } from "./store.ts";
-
-/** Where the nine arrays of an expert begin in its slot, and their widths. */
-export interface ExpertArrays {
-  readonly gate: { readonly codes: number; readonly scales: number; readonly biases: number };
-  readonly up: { readonly codes: number; readonly scales: number; readonly biases: number };
-  readonly down: { readonly codes: number; readonly scales: number; readonly biases: number };
-  /** Bits of gate and up, and of down. */
-  readonly bits: { readonly gate: number; readonly down: number };
-}
 
 export interface ExpertShape {
   readonly hiddenSize: number;
@@ -177,9 +167,18 @@ export class ExpertPipeline {
       return;
     }
     const size = tileSize(cache, groups, slotCount);
+    const { stream } = this.#options.ops;
+    let older: Pending | undefined;
     let pending: Pending | undefined;
     for (const tile of planTiles(groups, size, (expert) => cache.table[expert]! >= 0)) {
-      pending = await this.#runTile(layer, opened, { ...work, tile, pending });
+      // Planning keeps away from the slots of one unfinished tile; the one before it must be done.
+      if (older !== undefined) {
+        stream.commit();
+        stream.wait(older.ticket);
+      }
+      const next = await this.#runTile(layer, opened, { ...work, tile, pending });
+      older = pending;
+      pending = next;
     }
   }
 
@@ -245,42 +244,21 @@ export class ExpertPipeline {
     if (count === 0) return;
     const { ops, shape } = this.#options;
     const { groups, step } = work;
-    const arrays = shape.arrays.get(layer)!;
-    const lists = {
-      groups: { buffer: this.#groups, offset: 4 * GROUP_ROW_FIELDS * first },
-      pairs: { buffer: this.#pairs },
-    };
-    const common = {
-      S: opened.slotCount,
-      slotBytes: opened.slotBytes,
-      T: step.T,
-      K: shape.perToken,
-      D: shape.hiddenSize,
-      F: shape.expertWidth,
-      A: count,
-      P: groups.pairs.length,
-      activationBits: ops.precision.activationBits,
-    };
-    const slab = { buffer: opened.slab };
-    ops.stream.dispatch(
-      routedGate,
-      { slab, x: step.x, ...lists, hidden: this.#hidden },
+    routedExperts(
+      ops,
+      { slab: opened.slab, slots: opened.slotCount, slotBytes: opened.slotBytes },
       {
-        ...common,
-        bits: arrays.bits.gate,
-        gateCodes: arrays.gate.codes,
-        gateScales: arrays.gate.scales,
-        gateBiases: arrays.gate.biases,
-        upCodes: arrays.up.codes,
-        upScales: arrays.up.scales,
-        upBiases: arrays.up.biases,
-        activation: ACTIVATION[shape.activation],
+        shape,
+        arrays: shape.arrays.get(layer)!,
+        T: step.T,
+        x: step.x,
+        hidden: this.#hidden,
+        y: this.#outputs,
+        groups: { buffer: this.#groups, offset: 4 * GROUP_ROW_FIELDS * first },
+        groupCount: count,
+        pairs: this.#pairs,
+        pairCount: groups.pairs.length,
       },
-    );
-    ops.stream.dispatch(
-      routedDown,
-      { slab, hidden: this.#hidden, ...lists, y: this.#outputs },
-      { ...common, bits: arrays.bits.down, ...arrays.down },
     );
   }
 }

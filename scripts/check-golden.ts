@@ -1,0 +1,48 @@
+// Runs golden fixture folders through install, load and engine:
+//   bun scripts/check-golden.ts DIR... [--device cpu] [--slots N|resident] [--simd NAME] [--threads N]
+// Prints the largest difference of each stage; exits 0 only when every stage is within tolerance.
+import { parseArgs } from "node:util";
+import { buildDeviceLibrary } from "../src/native/build.ts";
+import { sentenceOf } from "../src/util/errors.ts";
+import { checkFixture, type GoldenOptions, printReport } from "../tests/golden/check.ts";
+
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: {
+    device: { type: "string", default: "cpu" },
+    slots: { type: "string" },
+    simd: { type: "string" },
+    threads: { type: "string" },
+  },
+});
+
+function slotsOf(text: string): number | "resident" {
+  return text === "resident" ? text : Number(text);
+}
+
+async function run(): Promise<boolean> {
+  if (positionals.length === 0) throw new Error("name at least one fixture folder");
+  if (values.device !== "cpu") throw new Error(`unknown device ${values.device}: expected cpu`);
+  const options: GoldenOptions = {
+    library: await buildDeviceLibrary(),
+    ...(values.slots === undefined ? {} : { slots: slotsOf(values.slots) }),
+    ...(values.simd === undefined ? {} : { simd: values.simd }),
+    ...(values.threads === undefined ? {} : { threads: Number(values.threads) }),
+  };
+  let passed = true;
+  for (const directory of positionals) {
+    const report = await checkFixture(directory, options);
+    console.log(printReport(report));
+    passed &&= report.passed;
+  }
+  return passed;
+}
+
+let passed = false;
+try {
+  passed = await run();
+} catch (error) {
+  console.error(sentenceOf(error));
+}
+console.log(passed ? "passed" : "failed");
+process.exit(passed ? 0 : 1);

@@ -1,0 +1,205 @@
+/**
+ * Runs a golden fixture through install, load and engine in every way of feeding it, and compares each
+ * recorded stage with the truth. The tests and `scripts/check-golden.ts` share this code.
+ *
+ * Tolerances (float32 against Hugging Face float32): |difference| <= 2e-4 + 1e-4 |truth| and a cosine of
+ * at least 0.999999 for every tensor; routed weights 1e-5; routed experts equal; 1e-4 of the largest
+ * logit for logits, which is stricter where single logits are large.
+ */
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { loadModel, type Model, type ModelOptions } from "../../src/engine/model.ts";
+import { Session } from "../../src/engine/session.ts";
+import { installLocal } from "../../src/install/install.ts";
+import { softcap } from "../../src/kernels/sampling.ts";
+import { rowsOf, Scratch } from "../../src/ops/tensor.ts";
+import { type Fixture, type GoldenTensor, readFixture } from "./fixture.ts";
+import { Rows, StageRecorder } from "./recorder.ts";
+
+export interface StageResult {
+  readonly stage: string;
+  readonly feeding: string;
+  /** Largest absolute difference. */
+  readonly difference: number;
+  /** Largest difference over its allowance: above 1 fails. */
+  readonly excess: number;
+  readonly isWithin: boolean;
+}
+
+export interface GoldenReport {
+  readonly fixture: string;
+  readonly stages: readonly StageResult[];
+  readonly passed: boolean;
+}
+
+export type GoldenOptions = Pick<ModelOptions, "library" | "slots" | "threads" | "simd">;
+
+/** One way of feeding the ids: lengths of consecutive calls. */
+interface Feeding {
+  readonly name: string;
+  readonly lengths: readonly number[];
+}
+
+function feedingsOf({ inputs }: Fixture): Feeding[] {
+  const count = inputs.ids.length;
+  const feedings: Feeding[] = [{ name: "whole", lengths: [count] }];
+  if (inputs.singles !== false) {
+    feedings.push({ name: "singles", lengths: Array.from({ length: count }, () => 1) });
+  }
+  for (const split of inputs.splits) feedings.push({ name: split.join("+"), lengths: split });
+  return feedings;
+}
+
+/** Installs a checkpoint folder into a temporary place, and removes it afterwards. */
+export async function withPackage<T>(
+  source: string,
+  work: (directory: string) => Promise<T>,
+): Promise<T> {
+  const models = mkdtempSync(join(tmpdir(), "mference-golden-"));
+  try {
+    const { directory } = await installLocal({ source, name: "fixture", models });
+    return await work(directory);
+  } finally {
+    rmSync(models, { recursive: true, force: true });
+  }
+}
+
+/** Checks every stage of a fixture in every feeding. */
+export async function checkFixture(
+  directory: string,
+  options: GoldenOptions,
+): Promise<GoldenReport> {
+  const fixture = readFixture(directory);
+  return await withPackage(directory, async (installed) => {
+    const stages: StageResult[] = [];
+    for (const feeding of feedingsOf(fixture)) {
+      stages.push(...(await checkFeeding(fixture, installed, { ...options, feeding })));
+    }
+    return { fixture: fixture.name, stages, passed: stages.every(({ isWithin }) => isWithin) };
+  });
+}
+
+async function checkFeeding(
+  fixture: Fixture,
+  directory: string,
+  options: GoldenOptions & { readonly feeding: Feeding },
+): Promise<StageResult[]> {
+  const { feeding, ...rest } = options;
+  const { ids } = fixture.inputs;
+  const rows = Math.max(...feeding.lengths);
+  const model = await loadModel({
+    ...rest,
+    directory,
+    precision: "exact",
+    contextRows: ids.length,
+    chunkRows: rows,
+    logitRows: rows,
+  });
+  try {
+    const recorder = await feed(model, Uint32Array.from(ids), feeding.lengths);
+    return compare(fixture, recorder, feeding.name);
+  } finally {
+    model.close();
+  }
+}
+
+/** Feeds the ids in calls of the given lengths and records every stage, the logits included. */
+export async function feed(
+  model: Model,
+  ids: Uint32Array,
+  lengths: readonly number[],
+): Promise<Map<string, Rows>> {
+  const recorder = new StageRecorder(model);
+  const session = new Session(model);
+  let first = 0;
+  for (const length of lengths) {
+    await session.extend(ids.subarray(first, first + length), { head: "all", tap: recorder });
+    recorder.tensor("logits", model.forward.logits, length);
+    recordCapped(model, recorder, length);
+    first += length;
+  }
+  for (const layer of model.shape.kvLayers.keys()) {
+    const { keys, values } = recorder.endOfCache(layer);
+    recorder.stages.set(`layer${layer}.k_end`, keys);
+    recorder.stages.set(`layer${layer}.v_end`, values);
+  }
+  session.close();
+  return recorder.stages;
+}
+
+function recordCapped(model: Model, recorder: StageRecorder, T: number): void {
+  const { finalSoftcap: cap } = model.shape;
+  if (cap === 0) return;
+  const scratch = new Scratch(model.device);
+  const x = rowsOf(model.forward.logits, 0, T);
+  const y = scratch.tensor(T, x.columns);
+  model.stream.dispatch(softcap, { x, y }, { N: T * x.columns, cap });
+  recorder.tensor("logits_capped", y, T);
+  scratch.close();
+}
+
+function compare(fixture: Fixture, stages: Map<string, Rows>, feeding: string): StageResult[] {
+  const results: StageResult[] = [];
+  for (const [stage, truth] of fixture.tensors) {
+    // A margin describes the fixture; `logits_steps` are the truth of a recurrent form only.
+    if (stage.endsWith("_margin") || stage === "logits_steps") continue;
+    results.push({ stage, feeding, ...compareStage(stage, truth, stages.get(stage)) });
+  }
+  return results;
+}
+
+type Comparison = Pick<StageResult, "difference" | "excess" | "isWithin">;
+
+function compareStage(stage: string, truth: GoldenTensor, rows: Rows | undefined): Comparison {
+  const found = rows?.last(truth.shape[0]!);
+  if (found === undefined || found.length !== truth.values.length) {
+    return { difference: Number.NaN, excess: Number.POSITIVE_INFINITY, isWithin: false };
+  }
+  const largest = Array.from(truth.values).reduce(
+    (most, value) => Math.max(most, Math.abs(value)),
+    0,
+  );
+  let difference = 0;
+  let excess = 0;
+  let [dot, ours, theirs] = [0, 0, 0];
+  for (const [i, value] of found.entries()) {
+    const wanted = truth.values[i]!;
+    const distance = Math.abs(value - wanted);
+    // A NaN must fail: it compares false with everything.
+    if (!(distance <= difference)) difference = distance;
+    const ratio = distance / allowance(stage, wanted, largest);
+    if (!(ratio <= excess)) excess = ratio;
+    dot += value * wanted;
+    ours += value * value;
+    theirs += wanted * wanted;
+  }
+  const cosine = ours * theirs === 0 ? 1 : dot / Math.sqrt(ours * theirs);
+  return { difference, excess, isWithin: excess <= 1 && cosine >= 0.999999 };
+}
+
+function allowance(stage: string, wanted: number, largest: number): number {
+  if (stage.endsWith(".experts")) return Number.MIN_VALUE;
+  if (stage.endsWith(".weights")) return 1e-5;
+  const tensor = 2e-4 + 1e-4 * Math.abs(wanted);
+  return stage.startsWith("logits") ? Math.min(tensor, 1e-4 * largest) : tensor;
+}
+
+/** The worst difference of each stage over all feedings, one line a stage. */
+export function printReport({ fixture, stages, passed }: GoldenReport): string {
+  const worst = new Map<string, StageResult>();
+  for (const result of stages) {
+    const known = worst.get(result.stage);
+    if (known === undefined || !(result.excess <= known.excess)) worst.set(result.stage, result);
+  }
+  const lines = [...worst.values()].map(
+    ({ stage, feeding, difference, excess, isWithin }) =>
+      `  ${stage.padEnd(24)} ${difference.toExponential(2)}  ${excess.toFixed(4)} of the allowance  ` +
+      `(worst fed ${feeding})${isWithin ? "" : "  TOO LARGE"}`,
+  );
+  const feedings = new Set(stages.map(({ feeding }) => feeding));
+  const verdict = passed ? "passed" : "failed";
+  return [`${fixture}: fed ${[...feedings].join(", ")}`, ...lines, `${fixture}: ${verdict}`].join(
+    "\n",
+  );
+}

@@ -1,0 +1,74 @@
+/**
+ * A golden fixture folder: a tiny checkpoint with the logits and stages that Hugging Face transformers
+ * computed for it in float32. Read-only truth; nothing here computes.
+ */
+import { readFileSync } from "node:fs";
+import { basename, join } from "node:path";
+import { z } from "zod";
+
+const goldenSchema = z.object({
+  fixture: z.string(),
+  family: z.string(),
+  inputs: z.object({
+    ids: z.array(z.int().nonnegative()).min(1),
+    prompt: z.int().positive(),
+    greedy: z.boolean(),
+    splits: z.array(z.array(z.int().positive())),
+    short: z.int().positive().nullish(),
+    singles: z.boolean().nullish(),
+  }),
+  tensors: z.record(z.string(), z.looseObject({ meaning: z.string().optional() })),
+});
+
+export interface GoldenTensor {
+  readonly shape: readonly number[];
+  readonly values: Float32Array | Int32Array;
+}
+
+export interface Fixture {
+  readonly name: string;
+  readonly directory: string;
+  readonly family: string;
+  readonly inputs: z.output<typeof goldenSchema>["inputs"];
+  readonly tensors: ReadonlyMap<string, GoldenTensor>;
+}
+
+interface Entry {
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  readonly data_offsets: readonly [number, number];
+}
+
+/** The tensors of a small safetensors file, whole: fixtures are a megabyte. */
+function readTensors(path: string): Map<string, GoldenTensor> {
+  const bytes = readFileSync(path);
+  const headerBytes = Number(bytes.readBigUInt64LE(0));
+  const header = JSON.parse(bytes.toString("utf8", 8, 8 + headerBytes)) as Record<string, Entry>;
+  const tensors = new Map<string, GoldenTensor>();
+  for (const [name, entry] of Object.entries(header)) {
+    if (name === "__metadata__") continue;
+    const [begin, end] = entry.data_offsets;
+    const data = Uint8Array.from(bytes.subarray(8 + headerBytes + begin, 8 + headerBytes + end));
+    const values =
+      entry.dtype === "F32" ? new Float32Array(data.buffer) : new Int32Array(data.buffer);
+    if (entry.dtype !== "F32" && entry.dtype !== "I32") {
+      throw new Error(`${path}: ${name} is ${entry.dtype}, expected F32 or I32`);
+    }
+    tensors.set(name, { shape: entry.shape, values });
+  }
+  return tensors;
+}
+
+/** Reads `golden.json` and `golden.safetensors` of a fixture folder. */
+export function readFixture(directory: string): Fixture {
+  const golden = goldenSchema.parse(
+    JSON.parse(readFileSync(join(directory, "golden.json"), "utf8")),
+  );
+  return {
+    name: basename(directory),
+    directory,
+    family: golden.family,
+    inputs: golden.inputs,
+    tensors: readTensors(join(directory, "golden.safetensors")),
+  };
+}
