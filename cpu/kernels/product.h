@@ -1,0 +1,83 @@
+// Products with affine-quantised matrices: what an instruction set gives to the drivers in matmul.c and
+// moe.c. This file knows neither tasks nor threads nor experts.
+//
+// One formula holds on every path, for every batch and every way of dividing the work, bit for bit:
+//   x[g] becomes integers q of 16 or 24 bits and one scale for each group g of 64:  x = xScale * q
+//   sum[g] = xScale[g] * sum(q)          of the rounded activations: then rounding errors weigh less
+//   dot[g] = sum(code * q)               exact, in integers; a third digit is added in float32
+//   lane[g % 16] += bias[g] * sum[g]     in the order of g, fused multiply and add
+//   lane[g % 16] += dot[g] * (scale[g] * xScale[g])
+//   y = the sixteen lanes, the upper half added to the lower one four times
+// Since dots are exact integers their order is free: each path lays out q as its instructions like it.
+#ifndef MF_PRODUCT_H
+#define MF_PRODUCT_H
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../mf_cpu.h"
+
+enum { MF_LANES = 16 };  // running sums of an output
+
+// What decides the layout of a vector made ready for products.
+typedef struct {
+  uint32_t groups;  // of 64 columns
+  uint32_t bits;    // of a code: 4 or 8
+  uint32_t digits;  // bytes of an activation: 2 or 3
+} mf_format;
+
+// Consecutive rows of a matrix: where the first one begins in each of its three arrays. Any even address.
+typedef struct {
+  const uint8_t *codes, *scales, *biases;
+} mf_rows;
+
+// Two runs of `count` rows, read side by side. Memory follows two far-apart linear streams at the speed of
+// a mere reader, one stream at four fifths and neighbouring rows side by side at one third of it.
+typedef struct {
+  mf_rows run[2];
+  uint32_t count;
+} mf_band;
+
+// A vector made ready, and where its products with the rows of both runs go.
+typedef struct {
+  const void *x;
+  float *y[2];
+} mf_column;
+
+typedef struct {
+  // Makes the vector `x` of 64 * groups floats ready; `vector` has mf_vector_bytes, 64-byte aligned.
+  void (*prepare)(const mf_format *format, const float *x, void *vector);
+  // y[run][r] of each column = row r of that run times the column's x.
+  void (*multiply)(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count);
+  // y[i] = act(y[i]) * up[i]
+  void (*gate)(float *y, const float *up, uint32_t count, uint32_t activation);
+} mf_product;
+
+extern const mf_product mf_product_portable, mf_product_avx2, mf_product_avx512, mf_product_neon;
+
+static inline uint32_t mf_padded(uint32_t groups) {
+  return (groups + MF_LANES - 1) / MF_LANES * MF_LANES;
+}
+
+// A vector made ready: scales, sums, then the digits, all padded to whole runs of sixteen groups.
+static inline size_t mf_vector_bytes(const mf_format *format) {
+  size_t digit_bytes = format->digits == 2 ? 2 : 4;
+  return mf_padded(format->groups) * (2 * sizeof(float) + MF_GROUP_SIZE * digit_bytes);
+}
+static inline float *mf_vector_scales(const void *vector) {
+  return (float *)(uintptr_t)vector;
+}
+static inline float *mf_vector_sums(const mf_format *format, const void *vector) {
+  return mf_vector_scales(vector) + mf_padded(format->groups);
+}
+static inline void *mf_vector_digits(const mf_format *format, const void *vector) {
+  return mf_vector_scales(vector) + 2 * (size_t)mf_padded(format->groups);
+}
+
+static inline size_t mf_code_bytes(const mf_format *format) {
+  return (size_t)format->groups * MF_GROUP_SIZE * format->bits / 8;
+}
+static inline mf_rows mf_rows_from(const mf_format *format, mf_rows rows, size_t first) {
+  size_t factors = first * format->groups * 2;
+  return (mf_rows){rows.codes + first * mf_code_bytes(format), rows.scales + factors, rows.biases + factors};
+}
+#endif

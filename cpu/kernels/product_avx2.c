@@ -1,0 +1,185 @@
+// Products with AVX2: activations as 16-bit integers, codes widened to 16 bits where they lie, so that one
+// multiply-and-add pairs them exactly (vpmaddubsw would saturate).
+#include <immintrin.h>
+
+#include "activation.h"
+#include "product.h"
+#include "quantise.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+// 8-bit codes: a group's values in order. 4-bit codes: four runs of sixteen, run i of the elements 4j + i,
+// since that nibble of a 16-bit word of codes meets it after a shift. Third digits follow, laid out alike.
+INLINE void store_group(uint32_t bits, const int32_t *values, int16_t *to) {
+  if (bits == 8) {
+    for (int i = 0; i < MF_GROUP_SIZE; i++) to[i] = (int16_t)values[i];
+    return;
+  }
+  for (int run = 0; run < 4; run++) {
+    for (int j = 0; j < 16; j++) to[16 * run + j] = (int16_t)values[4 * j + run];
+  }
+}
+
+static void prepare(const mf_format *format, const float *x, void *vector) {
+  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
+  int16_t *digits = mf_vector_digits(format, vector);
+  size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  for (uint32_t g = 0; g < format->groups; g++) {
+    int32_t q[MF_GROUP_SIZE], low[MF_GROUP_SIZE];
+    size_t at = (size_t)g * MF_GROUP_SIZE;
+    scales[g] = mf_quantise(x + at, format->digits, q, &sums[g]);
+    if (format->digits == 3) {
+      for (int i = 0; i < MF_GROUP_SIZE; i++) {
+        low[i] = (int32_t)((uint32_t)q[i] << 24) >> 24;
+        q[i] = (q[i] - low[i]) >> 8;
+      }
+      store_group(format->bits, low, digits + third + at);
+    }
+    store_group(format->bits, q, digits + at);
+  }
+  mf_clear_padding(format, vector);
+}
+
+// A group's codes as sixteen-bit numbers, in the order of the values.
+typedef struct {
+  __m256i part[4];
+} codes16;
+
+INLINE codes16 widen(const int bits, const uint8_t *codes) {
+  codes16 wide;
+  if (bits == 8) {
+    for (int i = 0; i < 4; i++) {
+      wide.part[i] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + 16 * i)));
+    }
+    return wide;
+  }
+  const __m256i words = _mm256_loadu_si256((const __m256i *)codes), mask = _mm256_set1_epi16(15);
+  wide.part[0] = _mm256_and_si256(words, mask);
+  wide.part[1] = _mm256_and_si256(_mm256_srli_epi16(words, 4), mask);
+  wide.part[2] = _mm256_and_si256(_mm256_srli_epi16(words, 8), mask);
+  wide.part[3] = _mm256_srli_epi16(words, 12);
+  return wide;
+}
+
+INLINE __m256i group_dot(codes16 codes, const int16_t *x) {
+  __m256i sum[4];
+  for (int i = 0; i < 4; i++) {
+    sum[i] = _mm256_madd_epi16(codes.part[i], _mm256_load_si256((const __m256i *)x + i));
+  }
+  return _mm256_add_epi32(_mm256_add_epi32(sum[0], sum[1]), _mm256_add_epi32(sum[2], sum[3]));
+}
+
+// In each 128 bits: the sums of the four vectors there.
+INLINE __m256i fold4(const __m256i d[4]) {
+  __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(d[0], d[1]), _mm256_unpackhi_epi32(d[0], d[1]));
+  __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(d[2], d[3]), _mm256_unpackhi_epi32(d[2], d[3]));
+  return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+}
+
+// Eight groups' sums to one a lane, in order, as floats.
+INLINE __m256 fold8(const __m256i d[8]) {
+  __m256i a = fold4(d), b = fold4(d + 4);
+  __m256i low = _mm256_permute2x128_si256(a, b, 0x20), high = _mm256_permute2x128_si256(a, b, 0x31);
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(low, high));
+}
+
+// n <= 8 BF16 numbers as floats, zeros after them; reads nothing beyond them.
+INLINE __m256 bf16_load(const uint8_t *p, const uint32_t n) {
+  __m128i narrow;
+  if (n == 8) {
+    narrow = _mm_loadu_si128((const __m128i *)p);
+  } else {
+    const __m128i lane = _mm_setr_epi32(0, 1, 2, 3), pairs = _mm_set1_epi32((int)(n / 2));
+    narrow = _mm_maskload_epi32((const int *)(const void *)p, _mm_cmpgt_epi32(pairs, lane));
+    if (n & 1) {
+      uint16_t last;
+      memcpy(&last, p + 2 * (size_t)(n - 1), sizeof last);
+      __m128i here = _mm_and_si128(_mm_cmpeq_epi32(pairs, lane), _mm_set1_epi32(last));
+      narrow = _mm_or_si128(narrow, here);
+    }
+  }
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+}
+
+enum { AHEAD_BYTES = 384 };  // prefetched ahead; any of 128 .. 640 does
+
+// Adds groups g .. g + n - 1 (n <= 8) of one row to their lanes.
+INLINE __m256 block(const int bits, const int digits, const uint32_t n, const mf_format *format,
+                    const mf_rows *row, uint32_t g, const void *vector, __m256 lanes) {
+  const size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  const int16_t *x = (const int16_t *)mf_vector_digits(format, vector) + (size_t)g * MF_GROUP_SIZE;
+  const uint8_t *codes = row->codes + (size_t)g * MF_GROUP_SIZE * bits / 8;
+  __m256i whole[8], rest[8];
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < 8; i++) {
+    whole[i] = rest[i] = _mm256_setzero_si256();
+    if (i >= n) continue;
+    const uint8_t *at = codes + (size_t)i * MF_GROUP_SIZE * bits / 8;
+    if (bits == 8 || i % 2 == 0) _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T1);
+    codes16 wide = widen(bits, at);
+    whole[i] = group_dot(wide, x + MF_GROUP_SIZE * i);
+    if (digits == 3) rest[i] = group_dot(wide, x + third + MF_GROUP_SIZE * i);
+  }
+  __m256 dot = fold8(whole);
+  if (digits == 3) dot = _mm256_fmadd_ps(dot, _mm256_set1_ps(256.0f), fold8(rest));
+  __m256 scale = bf16_load(row->scales + 2 * (size_t)g, n), bias = bf16_load(row->biases + 2 * (size_t)g, n);
+  lanes = _mm256_fmadd_ps(bias, _mm256_load_ps(mf_vector_sums(format, vector) + g), lanes);
+  scale = _mm256_mul_ps(scale, _mm256_load_ps(mf_vector_scales(vector) + g));
+  return _mm256_fmadd_ps(dot, scale, lanes);
+}
+
+INLINE float add_lanes(const __m256 lanes[2]) {
+  __m256 eight = _mm256_add_ps(lanes[0], lanes[1]);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+INLINE void two_rows(const int bits, const int digits, const mf_format *format, const mf_rows row[2],
+                     const void *vector, float *const y[2]) {
+  __m256 lanes[2][2];
+  for (int side = 0; side < 2; side++) lanes[side][0] = lanes[side][1] = _mm256_setzero_ps();
+  uint32_t g = 0;
+  for (; g + MF_LANES <= format->groups; g += MF_LANES) {
+    for (int side = 0; side < 2; side++) {
+      for (int half = 0; half < 2; half++) {
+        __m256 *sum = &lanes[side][half];
+        *sum = block(bits, digits, 8, format, &row[side], g + 8 * half, vector, *sum);
+      }
+    }
+  }
+  for (int half = 0; g < format->groups; half++) {
+    uint32_t n = format->groups - g < 8 ? format->groups - g : 8;
+    for (int side = 0; side < 2; side++) {
+      __m256 *sum = &lanes[side][half];
+      *sum = n == 8 ? block(bits, digits, 8, format, &row[side], g, vector, *sum)
+                    : block(bits, digits, n, format, &row[side], g, vector, *sum);
+    }
+    g += n;
+  }
+  for (int side = 0; side < 2; side++) *y[side] = add_lanes(lanes[side]);
+}
+
+INLINE void multiply_as(const int bits, const int digits, const mf_format *format, const mf_band *band,
+                        const mf_column *columns, uint32_t count) {
+  for (uint32_t r = 0; r < band->count; r++) {
+    const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
+    for (uint32_t c = 0; c < count; c++) {
+      float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
+      two_rows(bits, digits, format, row, columns[c].x, y);
+    }
+  }
+}
+
+static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
+  if (format->bits == 4 && format->digits == 2) multiply_as(4, 2, format, band, columns, count);
+  else if (format->bits == 4) multiply_as(4, 3, format, band, columns, count);
+  else if (format->digits == 2) multiply_as(8, 2, format, band, columns, count);
+  else multiply_as(8, 3, format, band, columns, count);
+}
+
+static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {
+  mf_gate(y, up, count, activation);
+}
+
+const mf_product mf_product_avx2 = {prepare, multiply, gate};

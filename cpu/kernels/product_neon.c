@@ -1,0 +1,160 @@
+// Products with NEON's dot products: activations as signed bytes (digits). 8-bit codes are taken apart into
+// nibbles, because a signed dot product wants signed bytes and a code of 8 bits is none.
+#include <arm_neon.h>
+
+#include "activation.h"
+#include "product.h"
+#include "quantise.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+// A digit's bytes. 8-bit codes: in order. 4-bit codes: a group's 32 even elements, then the odd ones.
+static void store_digit(uint32_t bits, const int8_t *digit, int8_t *to) {
+  if (bits == 8) {
+    memcpy(to, digit, MF_GROUP_SIZE);
+    return;
+  }
+  for (int i = 0; i < MF_GROUP_SIZE / 2; i++) {
+    to[i] = digit[2 * i];
+    to[MF_GROUP_SIZE / 2 + i] = digit[2 * i + 1];
+  }
+}
+
+static void prepare(const mf_format *format, const float *x, void *vector) {
+  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
+  int8_t *digits = mf_vector_digits(format, vector);
+  size_t step = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  for (uint32_t g = 0; g < format->groups; g++) {
+    int32_t q[MF_GROUP_SIZE];
+    int8_t digit[MF_GROUP_SIZE];
+    size_t at = (size_t)g * MF_GROUP_SIZE;
+    scales[g] = mf_quantise(x + at, format->digits, q, &sums[g]);
+    for (uint32_t d = format->digits; d-- > 0;) {
+      mf_take_digit(q, digit);
+      store_digit(format->bits, digit, digits + d * step + at);
+    }
+  }
+  mf_clear_padding(format, vector);
+}
+
+// A group's codes as nibbles. 4 bits: those of the even, then of the odd elements. 8 bits: the low nibbles
+// of the 64 elements, then the high ones.
+typedef struct {
+  int8x16_t part[8];
+} nibbles;
+
+INLINE nibbles split(const int bits, const uint8_t *codes) {
+  nibbles n;
+  const int vectors = bits == 8 ? 4 : 2;
+  for (int i = 0; i < vectors; i++) {
+    uint8x16_t v = vld1q_u8(codes + 16 * i);
+    n.part[i] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
+    n.part[vectors + i] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+  }
+  return n;
+}
+
+INLINE int32x4_t digit_dot(const int bits, nibbles codes, const int8_t *x) {
+  int32x4_t sum = vdupq_n_s32(0), high = sum;
+  for (int i = 0; i < 4; i++) {
+    int8x16_t part = vld1q_s8(x + 16 * i);
+    sum = vdotq_s32(sum, codes.part[i], part);
+    if (bits == 8) high = vdotq_s32(high, codes.part[4 + i], part);
+  }
+  return bits == 8 ? vaddq_s32(sum, vshlq_n_s32(high, 4)) : sum;
+}
+
+INLINE int32x4_t fold4(const int32x4_t d[4]) {
+  return vpaddq_s32(vpaddq_s32(d[0], d[1]), vpaddq_s32(d[2], d[3]));
+}
+
+// n <= 4 BF16 numbers as floats, zeros after them.
+INLINE float32x4_t bf16_load(const uint8_t *p, const uint32_t n) {
+  uint16x4_t narrow = vdup_n_u16(0);
+  if (n == 4) {
+    narrow = vreinterpret_u16_u8(vld1_u8(p));
+  } else {
+    uint16_t some[4] = {0};
+    memcpy(some, p, 2 * (size_t)n);
+    narrow = vld1_u16(some);
+  }
+  return vreinterpretq_f32_u32(vshll_n_u16(narrow, 16));
+}
+
+// Adds groups g .. g + n - 1 (n <= 4) of one row to their lanes.
+INLINE float32x4_t block(const int bits, const int digits, const uint32_t n, const mf_format *format,
+                         const mf_rows *row, uint32_t g, const void *vector, float32x4_t lanes) {
+  const size_t step = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  const int8_t *x = (const int8_t *)mf_vector_digits(format, vector) + (size_t)g * MF_GROUP_SIZE;
+  const uint8_t *codes = row->codes + (size_t)g * MF_GROUP_SIZE * bits / 8;
+  int32x4_t whole[4], rest[4];
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; i++, x += MF_GROUP_SIZE) {
+    whole[i] = rest[i] = vdupq_n_s32(0);
+    if (i >= n) continue;
+    nibbles split_codes = split(bits, codes + (size_t)i * MF_GROUP_SIZE * bits / 8);
+    int32x4_t first = digit_dot(bits, split_codes, x), second = digit_dot(bits, split_codes, x + step);
+    whole[i] = vaddq_s32(vshlq_n_s32(first, 8), second);
+    if (digits == 3) rest[i] = digit_dot(bits, split_codes, x + 2 * step);
+  }
+  float32x4_t dot = vcvtq_f32_s32(fold4(whole));
+  if (digits == 3) dot = vfmaq_n_f32(vcvtq_f32_s32(fold4(rest)), dot, 256.0f);
+  float32x4_t scale = bf16_load(row->scales + 2 * (size_t)g, n), bias = bf16_load(row->biases + 2 * (size_t)g, n);
+  lanes = vfmaq_f32(lanes, bias, vld1q_f32(mf_vector_sums(format, vector) + g));
+  scale = vmulq_f32(scale, vld1q_f32(mf_vector_scales(vector) + g));
+  return vfmaq_f32(lanes, dot, scale);
+}
+
+INLINE float add_lanes(const float32x4_t lanes[4]) {
+  float32x4_t four = vaddq_f32(vaddq_f32(lanes[0], lanes[2]), vaddq_f32(lanes[1], lanes[3]));
+  float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+INLINE void two_rows(const int bits, const int digits, const mf_format *format, const mf_rows row[2],
+                     const void *vector, float *const y[2]) {
+  float32x4_t lanes[2][4];
+  for (int i = 0; i < 4; i++) lanes[0][i] = lanes[1][i] = vdupq_n_f32(0.0f);
+  uint32_t g = 0;
+  for (; g + MF_LANES <= format->groups; g += MF_LANES) {
+    for (int side = 0; side < 2; side++) {
+      for (int i = 0; i < 4; i++) {
+        float32x4_t *sum = &lanes[side][i];
+        *sum = block(bits, digits, 4, format, &row[side], g + 4 * (uint32_t)i, vector, *sum);
+      }
+    }
+  }
+  for (int i = 0; g < format->groups; i++) {
+    uint32_t n = format->groups - g < 4 ? format->groups - g : 4;
+    for (int side = 0; side < 2; side++) {
+      float32x4_t *sum = &lanes[side][i];
+      *sum = block(bits, digits, n, format, &row[side], g, vector, *sum);
+    }
+    g += n;
+  }
+  for (int side = 0; side < 2; side++) *y[side] = add_lanes(lanes[side]);
+}
+
+INLINE void multiply_as(const int bits, const int digits, const mf_format *format, const mf_band *band,
+                        const mf_column *columns, uint32_t count) {
+  for (uint32_t r = 0; r < band->count; r++) {
+    const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
+    for (uint32_t c = 0; c < count; c++) {
+      float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
+      two_rows(bits, digits, format, row, columns[c].x, y);
+    }
+  }
+}
+
+static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
+  if (format->bits == 4 && format->digits == 2) multiply_as(4, 2, format, band, columns, count);
+  else if (format->bits == 4) multiply_as(4, 3, format, band, columns, count);
+  else if (format->digits == 2) multiply_as(8, 2, format, band, columns, count);
+  else multiply_as(8, 3, format, band, columns, count);
+}
+
+static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {
+  mf_gate(y, up, count, activation);
+}
+
+const mf_product mf_product_neon = {prepare, multiply, gate};
