@@ -119,9 +119,7 @@ class NativeCore implements TokenizerCore {
   encode(text: string): Uint32Array {
     const bytes = this.#encoder.encode(text);
     if (bytes.length === 0) return new Uint32Array(0);
-    this.#check(
-      this.#symbols.mf_tokenizer_encode(this.#handle, bytes, bytes.length, this.#out),
-    );
+    this.#check(this.#symbols.mf_tokenizer_encode(this.#handle, bytes, bytes.length, this.#out));
     const ids = new Uint32Array(this.#out[0]! / 4);
     if (ids.length > 0) this.#symbols.mf_tokenizer_result(ids, ids.byteLength);
     return ids;

@@ -73,7 +73,10 @@ export class Text {
    * Ids of a text that is no chat. Spellings of control tokens in it stay text, unless `specials` asks
    * for tokens, as a person may who writes a prompt by hand.
    */
-  encodeRaw(text: string, options: { readonly bos: boolean; readonly specials?: boolean }): number[] {
+  encodeRaw(
+    text: string,
+    options: { readonly bos: boolean; readonly specials?: boolean },
+  ): number[] {
     const ids = this.tokenizer.encode(text, { specials: options.specials ?? false });
     const { bos } = this.markers;
     return options.bos && bos !== undefined ? [bos, ...ids] : ids;

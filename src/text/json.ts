@@ -198,7 +198,9 @@ export function writeJson(value: JsonValue): string {
   if (value instanceof JsonNumber) return value.text;
   if (Array.isArray(value)) return `[${value.map(writeJson).join(",")}]`;
   if (value instanceof Map) {
-    const members = [...value].map(([key, member]) => `${JSON.stringify(key)}:${writeJson(member)}`);
+    const members = [...value].map(
+      ([key, member]) => `${JSON.stringify(key)}:${writeJson(member)}`,
+    );
     return `{${members.join(",")}}`;
   }
   return JSON.stringify(value);

@@ -107,7 +107,8 @@ export class PromptRenderer {
   #renderGuarded(request: ChatRequest): Rendered {
     const { dialect, tokenNames, tokenizer, template } = this.#parts;
     const guard = chooseGuard(allTexts(request));
-    const guarded = (value: JsonValue) => mapTexts(value, (text) => tokenizer.added.guard(text, guard));
+    const guarded = (value: JsonValue) =>
+      mapTexts(value, (text) => tokenizer.added.guard(text, guard));
     const messages = prepareMessages(request.messages, dialect);
     const tools = request.tools ?? [];
     const adapt = dialect.adaptTool ?? ((declaration: JsonObject) => declaration);

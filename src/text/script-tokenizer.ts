@@ -50,7 +50,11 @@ function createCore(file: TokenizerFile): TokenizerCore {
     pre_tokenizer: file.pre_tokenizer ?? null,
     decoder: file.decoder ?? null,
     added_tokens: file.added_tokens ?? [],
-    model: { type: kind, byte_fallback: model.byte_fallback ?? false, unk_token: model.unk_token ?? null },
+    model: {
+      type: kind,
+      byte_fallback: model.byte_fallback ?? false,
+      unk_token: model.unk_token ?? null,
+    },
   });
   let modelSize = 0;
   for (const id of Object.values(model.vocab)) modelSize = Math.max(modelSize, id + 1);

@@ -83,7 +83,9 @@ function readText(path: string): string {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(path));
   } catch (cause) {
-    throw new MferenceError("text.template", `cannot read ${path}: ${sentenceOf(cause)}`, { cause });
+    throw new MferenceError("text.template", `cannot read ${path}: ${sentenceOf(cause)}`, {
+      cause,
+    });
   }
 }
 

@@ -68,7 +68,9 @@ function jinjaValue(value: JsonValue, environment: Environment): JinjaValue {
     return new classes.array(value.map((item) => jinjaValue(item, environment)));
   }
   if (value instanceof Map) {
-    const entries = [...value].map(([key, member]) => [key, jinjaValue(member, environment)] as const);
+    const entries = [...value].map(
+      ([key, member]) => [key, jinjaValue(member, environment)] as const,
+    );
     return new classes.object(new Map(entries));
   }
   return environment.set(`value ${environment.variables.size}`, value);
@@ -119,7 +121,9 @@ export class ChatTemplate {
     try {
       this.#program = new Template(source).parsed;
     } catch (cause) {
-      throw new MferenceError("text.template", `the chat template: ${sentenceOf(cause)}`, { cause });
+      throw new MferenceError("text.template", `the chat template: ${sentenceOf(cause)}`, {
+        cause,
+      });
     }
   }
 
@@ -141,7 +145,9 @@ export class ChatTemplate {
     } catch (cause) {
       const sentence = sentenceOf(cause);
       if (cause instanceof RaisedByTemplate) {
-        throw new MferenceError("text.messages", `the chat template refuses: ${sentence}`, { cause });
+        throw new MferenceError("text.messages", `the chat template refuses: ${sentence}`, {
+          cause,
+        });
       }
       throw new MferenceError("text.template", `the chat template: ${sentence}`, { cause });
     }

@@ -79,7 +79,10 @@ class CoreTokenizer implements Tokenizer {
   constructor(core: TokenizerCore, library: "native" | "script") {
     const parsed = descriptionSchema.safeParse(JSON.parse(core.description));
     if (!parsed.success) {
-      throw new MferenceError("text.tokenizer", `its added tokens: ${z.prettifyError(parsed.error)}`);
+      throw new MferenceError(
+        "text.tokenizer",
+        `its added tokens: ${z.prettifyError(parsed.error)}`,
+      );
     }
     const tokens = parsed.data.added_tokens.map(
       ({ single_word: singleWord, ...token }): AddedToken => ({ ...token, singleWord }),

@@ -124,7 +124,7 @@ class CallReader {
    */
   #readRaw(delimiter: string): string {
     const { text, position } = this.#reader;
-    for (let end = text.indexOf(delimiter, position); end >= 0; ) {
+    for (let end = text.indexOf(delimiter, position); end >= 0;) {
       const after = end + delimiter.length;
       if (this.#canGoOn(after)) {
         this.#reader.position = after;
