@@ -74,7 +74,10 @@ typedef struct {
   double value;           // a whole number; an event's value never falls
 } mf_event_command;
 
-// --- The library.
+// --- The library. Only these functions leave it, however its other names are compiled.
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 uint32_t mf_abi_version(void);
 uint32_t mf_catalogue_hash(void);  // MF_CATALOGUE_HASH of the header it was built with
 int32_t mf_last_error(char *text, uint32_t capacity);
@@ -115,4 +118,7 @@ int32_t mf_finish(mf_handle device, double timeout_seconds);  // waits for every
 // waits by the host return MF_ERR_CANCELLED until mf_resume. Callable while another thread waits.
 int32_t mf_cancel(mf_handle device);
 int32_t mf_resume(mf_handle device);
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #endif

@@ -1,0 +1,293 @@
+// The threads of a device. The leader of a list claims those that are looking for work, runs the dispatch
+// with them and waits for them; a thread that sleeps or has lost its core is never waited for long. A
+// dispatch too small to be worth the handing over is run by the leader alone. All of this changes when
+// results come, never what they are.
+#include "mf_core.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  // Below this many bound bytes a dispatch takes less time than handing it over.
+  SOLO_BYTES = 16384,
+  // Waiting for a thread to wake pays at one nanosecond for so many bytes, up to a usual wake.
+  WAIT_BYTES_PER_NS = 16,
+  WAIT_NS_MAX = 60000,
+  // Idle threads spin, then spin with yields between, then sleep.
+  SPIN_NS = 20000,
+  YIELD_NS = 200000,
+  ROUNDS_PER_LOOK = 64,
+  // A host that submits usually waits right after and leads then: it is let go first.
+  GRACE_NS = 5000,
+};
+
+static uint32_t count_bits(uint64_t bits) { return (uint32_t)__builtin_popcountll(bits); }
+
+static void run_kernel(mf_dispatch *dispatch, uint32_t thread) {
+  const mf_task task = {
+      .buffers = dispatch->buffers,
+      .params = dispatch->params,
+      .thread = thread,
+      .threads = dispatch->threads,
+      .simd = dispatch->device->simd,
+      .dispatch = dispatch,
+  };
+  dispatch->kernel(&task);
+}
+
+// --- The leader's side.
+
+// Wakes as many sleeping threads as the dispatch can use.
+static void recruit(mf_device *device) {
+  if (atomic_load_explicit(&device->sleeping, memory_order_relaxed) <= device->spare) return;
+  pthread_mutex_lock(&device->lock);
+  const uint32_t sleeping = atomic_load(&device->sleeping);
+  const uint32_t woken = sleeping > device->spare ? sleeping - device->spare : 0;
+  atomic_fetch_sub(&device->sleeping, woken);
+  device->tickets += woken;
+  pthread_mutex_unlock(&device->lock);
+  for (uint32_t i = 0; i < woken; i++) pthread_cond_signal(&device->work);
+}
+
+static uint64_t lowest_bits(uint64_t bits, uint32_t count) {
+  uint64_t chosen = 0;
+  for (; count > 0 && bits != 0; count--) {
+    chosen |= bits & -bits;
+    bits &= bits - 1;
+  }
+  return chosen;
+}
+
+// The pool threads that take part in a dispatch: theirs to leave only when they have run it.
+static uint64_t claim(mf_device *device, double bytes) {
+  const uint32_t wanted = device->threads - 1;
+  recruit(device);
+  uint64_t ready = atomic_load_explicit(&device->ready, memory_order_acquire);
+  if (count_bits(ready) < wanted) {
+    const double limit_ns = bytes / WAIT_BYTES_PER_NS;
+    const uint64_t end_ns = mf_now_ns() + (limit_ns < WAIT_NS_MAX ? (uint64_t)limit_ns : WAIT_NS_MAX);
+    do {
+      mf_relax();
+      ready = atomic_load_explicit(&device->ready, memory_order_acquire);
+    } while (count_bits(ready) < wanted && mf_now_ns() < end_ns);
+  }
+  const uint64_t chosen = lowest_bits(ready, wanted);
+  if (chosen == 0) return 0;
+  return chosen & atomic_fetch_and_explicit(&device->ready, ~chosen, memory_order_acq_rel);
+}
+
+static void assign(mf_device *device, uint64_t members) {
+  uint32_t thread = 1;
+  for (; members != 0; members &= members - 1)
+    atomic_store_explicit(&device->workers[__builtin_ctzll(members)].assigned, thread++,
+                          memory_order_release);
+}
+
+static uint64_t finished_members(const mf_dispatch *dispatch) {
+  return atomic_load_explicit(&dispatch->device->finished_members, memory_order_acquire);
+}
+
+void mf_pool_run(mf_device *device, const mf_step *step) {
+  mf_dispatch *dispatch = &device->dispatch;
+  const bool alone = device->threads == 1 || step->bytes < SOLO_BYTES;
+  dispatch->members = alone ? 0 : claim(device, step->bytes);
+  dispatch->threads = 1 + count_bits(dispatch->members);
+  dispatch->kernel = mf_kernel_function(step->kernel);
+  dispatch->buffers = step->buffers;
+  dispatch->params = step->params;
+  for (int i = 0; i < MF_PHASE_COUNT; i++)
+    atomic_store_explicit(&dispatch->phases[i].next, 0, memory_order_relaxed);
+  atomic_store_explicit(&dispatch->arrived, 0, memory_order_relaxed);
+  atomic_store_explicit(&dispatch->broken, false, memory_order_relaxed);
+  atomic_store_explicit(&dispatch->leader_left, false, memory_order_relaxed);
+  atomic_store_explicit(&dispatch->shared_failed, false, memory_order_relaxed);
+  atomic_store_explicit(&device->finished_members, 0, memory_order_relaxed);
+  assign(device, dispatch->members);
+  run_kernel(dispatch, 0);
+  if (dispatch->members != 0) {
+    atomic_store_explicit(&dispatch->leader_left, true, memory_order_release);
+    mf_patience patience = {0};
+    while (finished_members(dispatch) != dispatch->members) mf_patience_step(&patience);
+  }
+  atomic_fetch_add_explicit(&device->dispatches, 1, memory_order_relaxed);
+}
+
+// --- A pool thread's side.
+
+static uint64_t bit_of(const mf_worker *worker) { return (uint64_t)1 << worker->index; }
+
+// From now on a leader may claim this thread.
+static void announce(mf_worker *worker) {
+  atomic_fetch_or_explicit(&worker->device->ready, bit_of(worker), memory_order_release);
+}
+
+// Runs the dispatch that this thread was assigned to, if any; announces it again.
+static bool serve(mf_worker *worker) {
+  const uint32_t thread = atomic_load_explicit(&worker->assigned, memory_order_acquire);
+  if (thread == 0) return false;
+  atomic_store_explicit(&worker->assigned, 0, memory_order_relaxed);
+  run_kernel(&worker->device->dispatch, thread);
+  // In this order: the leader that sees the end may claim the thread again at once.
+  announce(worker);
+  atomic_fetch_or_explicit(&worker->device->finished_members, bit_of(worker), memory_order_release);
+  return true;
+}
+
+// Afterwards no leader counts on this thread; what it was claimed for it runs first.
+static void withdraw(mf_worker *worker) {
+  const uint64_t bit = bit_of(worker);
+  while ((atomic_fetch_and_explicit(&worker->device->ready, ~bit, memory_order_acq_rel) & bit) == 0) {
+    mf_patience patience = {0};
+    while (!serve(worker)) mf_patience_step(&patience);
+  }
+}
+
+static void sleep_for_work(mf_device *device) {
+  pthread_mutex_lock(&device->lock);
+  atomic_fetch_add(&device->sleeping, 1);
+  while (device->tickets == 0 && !atomic_load(&device->stopping) && !mf_queue_can_lead(device))
+    pthread_cond_wait(&device->work, &device->lock);
+  // Who gives a ticket has already counted this thread as awake.
+  if (device->tickets > 0)
+    device->tickets--;
+  else
+    atomic_fetch_sub(&device->sleeping, 1);
+  pthread_mutex_unlock(&device->lock);
+}
+
+static bool is_due(const mf_device *device) {
+  if (!atomic_load_explicit(&device->runnable, memory_order_acquire)) return false;
+  return mf_now_ns() - atomic_load_explicit(&device->runnable_ns, memory_order_relaxed) >= GRACE_NS;
+}
+
+static void lead(mf_worker *worker) {
+  mf_device *device = worker->device;
+  withdraw(worker);
+  pthread_mutex_lock(&device->lock);
+  if (mf_queue_can_lead(device)) mf_queue_lead(device, NULL);
+  pthread_mutex_unlock(&device->lock);
+  announce(worker);
+}
+
+// One more look without work. Between yields the thread cannot be claimed, because it may lose its core
+// there for milliseconds.
+static void idle(mf_worker *worker, mf_patience *patience) {
+  mf_relax();
+  if (++patience->rounds % ROUNDS_PER_LOOK != 0) return;
+  const uint64_t now_ns = mf_now_ns();
+  if (patience->start_ns == 0) patience->start_ns = now_ns;
+  const uint64_t idle_ns = now_ns - patience->start_ns;
+  if (idle_ns < SPIN_NS) return;
+  withdraw(worker);
+  if (idle_ns < YIELD_NS) {
+    sched_yield();
+  } else {
+    sleep_for_work(worker->device);
+    *patience = (mf_patience){0};
+  }
+  announce(worker);
+}
+
+static void *worker_main(void *argument) {
+  mf_worker *worker = argument;
+  mf_device *device = worker->device;
+  mf_patience patience = {0};
+  announce(worker);
+  while (!atomic_load_explicit(&device->stopping, memory_order_acquire)) {
+    if (serve(worker)) {
+      patience = (mf_patience){0};
+    } else if (is_due(device)) {
+      lead(worker);
+      patience = (mf_patience){0};
+    } else {
+      idle(worker, &patience);
+    }
+  }
+  withdraw(worker);
+  return NULL;
+}
+
+// --- Life.
+
+int32_t mf_pool_start(mf_device *device) {
+  void *workers = NULL;
+  if (posix_memalign(&workers, MF_LINE_BYTES, device->threads * sizeof(mf_worker)) != 0)
+    return mf_error(MF_ERR_MEMORY, "no memory is left for %u threads", device->threads);
+  memset(workers, 0, device->threads * sizeof(mf_worker));
+  device->workers = workers;
+  for (uint32_t i = 0; i < device->threads; i++) {
+    mf_worker *worker = &device->workers[i];
+    worker->index = i;
+    worker->device = device;
+    // The count is what mf_queue_changed compares with, under the lock.
+    pthread_mutex_lock(&device->lock);
+    const int code = pthread_create(&worker->thread, NULL, worker_main, worker);
+    if (code == 0) device->worker_count++;
+    pthread_mutex_unlock(&device->lock);
+    if (code != 0)
+      return mf_error(MF_ERR_DEVICE, "thread %u of %u could not be started: %s", i + 1, device->threads,
+                      strerror(code));
+  }
+  return MF_OK;
+}
+
+void mf_pool_stop(mf_device *device) {
+  pthread_mutex_lock(&device->lock);
+  atomic_store(&device->stopping, true);
+  pthread_mutex_unlock(&device->lock);
+  pthread_cond_broadcast(&device->work);
+  for (uint32_t i = 0; i < device->worker_count; i++) pthread_join(device->workers[i].thread, NULL);
+  free(device->workers);
+  device->workers = NULL;
+}
+
+// --- What kernels may use.
+
+uint32_t mf_take(const mf_task *task, uint32_t phase, uint32_t count) {
+  (void)count;
+  mf_counter *counter = &task->dispatch->phases[phase];
+  if (task->threads > 1) return atomic_fetch_add_explicit(&counter->next, 1, memory_order_relaxed);
+  const uint32_t unit = atomic_load_explicit(&counter->next, memory_order_relaxed);
+  atomic_store_explicit(&counter->next, unit + 1, memory_order_relaxed);
+  return unit;
+}
+
+// True when no further thread can come: the others have left the kernel, after a failure.
+static bool is_deserted(const mf_dispatch *dispatch, uint32_t generation) {
+  const uint32_t arrived = atomic_load_explicit(&dispatch->arrived, memory_order_acquire);
+  const uint32_t left = count_bits(finished_members(dispatch)) +
+                        atomic_load_explicit(&dispatch->leader_left, memory_order_acquire);
+  return arrived + left >= dispatch->threads &&
+         atomic_load_explicit(&dispatch->generation, memory_order_acquire) == generation;
+}
+
+void mf_barrier(const mf_task *task) {
+  mf_dispatch *dispatch = task->dispatch;
+  if (task->threads == 1) return;
+  const uint32_t generation = atomic_load_explicit(&dispatch->generation, memory_order_acquire);
+  if (atomic_fetch_add_explicit(&dispatch->arrived, 1, memory_order_acq_rel) + 1 == task->threads) {
+    atomic_store_explicit(&dispatch->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&dispatch->generation, generation + 1, memory_order_release);
+    return;
+  }
+  mf_patience patience = {0};
+  while (atomic_load_explicit(&dispatch->generation, memory_order_acquire) == generation) {
+    if (atomic_load_explicit(&dispatch->broken, memory_order_acquire)) return;
+    mf_patience_step(&patience);
+    if (patience.rounds % 1024 != 0 || !is_deserted(dispatch, generation)) continue;
+    mf_fail(task, "a thread left a kernel before its barrier");
+    atomic_store_explicit(&dispatch->broken, true, memory_order_release);
+  }
+}
+
+void mf_fail(const mf_task *task, const char *format, ...) {
+  char sentence[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(sentence, sizeof sentence, format, arguments);
+  va_end(arguments);
+  mf_queue_fail(task->dispatch->device, sentence);
+}
