@@ -1,3 +1,4 @@
+import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { env } from "../util/env.ts";
@@ -44,4 +45,22 @@ export function checkModelName(name: string): string {
     "usage.value",
     `"${name}" cannot name a model: use up to 100 letters, digits, dots, dashes and underscores, beginning with a letter or a digit and without "${PACKAGE_SUFFIX}" at the end`,
   );
+}
+
+/**
+ * The model that is meant where nothing else is said and only one is there. Reads no manifest, so that
+ * a start is quick; whether it can be used shows when it is loaded.
+ */
+export function onlyModel(
+  models: string = modelsHome(),
+): { readonly name: string; readonly directory: string } | undefined {
+  const folders = fs.existsSync(models) ? fs.readdirSync(models) : [];
+  const packages = folders.filter(
+    (folder) =>
+      folder.endsWith(PACKAGE_SUFFIX) && fs.existsSync(path.join(models, folder, "manifest.json")),
+  );
+  const [folder] = packages;
+  if (folder === undefined || packages.length > 1) return undefined;
+  const name = folder.slice(0, -PACKAGE_SUFFIX.length);
+  return { name, directory: path.join(models, folder) };
 }

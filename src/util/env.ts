@@ -12,6 +12,7 @@ const VARIABLES = {
   HOME: "the user's home folder",
   CC: "C compiler that builds the CPU device",
   CARGO: "cargo that builds the tokenizer library",
+  TERM: "kind of terminal; dumb: no colours",
   NO_COLOR: "set to anything: no colours",
   TMPDIR: "folder for temporary files",
   CI: "set in continuous integration",
