@@ -1,0 +1,122 @@
+/**
+ * From flags to a loaded model: native libraries built if they are missing or stale, the bundled demo
+ * installed if there is no model at all, the engine started. Owns the order of these steps and what the
+ * user is told meanwhile.
+ */
+import path from "node:path";
+import type { EngineClient } from "../engine/client.ts";
+import type { LoadedInfo } from "../engine/protocol.ts";
+import { MferenceError } from "../util/errors.ts";
+import { formatBytes } from "../util/units.ts";
+import type { LoadFlags } from "./options.ts";
+import { portion, type Progress } from "./progress.ts";
+import type { Terminal } from "./terminal.ts";
+
+export interface LoadContext {
+  readonly terminal: Terminal;
+  readonly progress: Progress;
+  readonly isQuiet: boolean;
+  readonly signal: AbortSignal;
+}
+
+export interface LoadedModel {
+  readonly engine: EngineClient;
+  readonly name: string;
+  readonly info: LoadedInfo;
+  /** Remembers the use, for the choice of a default. */
+  readonly recordUse: () => Promise<void>;
+}
+
+/**
+ * Loads the model that the flags mean.
+ *
+ * @throws MferenceError of the groups "model", "install", "native", "format", "engine"
+ */
+export async function loadModel(
+  flags: LoadFlags & { readonly model?: string | undefined },
+  context: LoadContext,
+): Promise<LoadedModel> {
+  const { progress, signal } = context;
+  try {
+    const { model, ...load } = flags;
+    const engineModule = import("../engine/client.ts");
+    const [libraries, chosen] = await Promise.all([
+      prepareLibraries(context),
+      chooseModel(model, context),
+    ]);
+    signal.throwIfAborted();
+    progress.update(`loading ${chosen.name}`);
+    const { EngineClient } = await engineModule;
+    const engine = await EngineClient.start({ ...load, ...libraries, directory: chosen.directory });
+    const { info } = engine;
+    if (info.notice !== undefined) notice(context, info.notice);
+    return { engine, name: chosen.name, info, recordUse: () => recordUse(chosen.directory) };
+  } finally {
+    progress.done();
+  }
+}
+
+function notice({ terminal, isQuiet }: LoadContext, sentence: string): void {
+  if (!isQuiet) terminal.err.write(`${sentence}\n`);
+}
+
+async function prepareLibraries(
+  context: LoadContext,
+): Promise<{ library: string; tokenizerLibrary?: string | undefined }> {
+  const { prepareLibraries } = await import("../engine/libraries.ts");
+  const { notices, ...libraries } = await prepareLibraries({
+    onProgress: (sentence) => {
+      notice(context, sentence);
+    },
+  });
+  for (const sentence of notices) notice(context, sentence);
+  return libraries;
+}
+
+interface Chosen {
+  readonly name: string;
+  readonly directory: string;
+}
+
+async function chooseModel(model: string | undefined, context: LoadContext): Promise<Chosen> {
+  const { onlyModel } = await import("../install/home.ts");
+  const only = model === undefined ? onlyModel() : undefined;
+  if (only !== undefined) return only;
+  const { resolveModel } = await import("../install/models.ts");
+  try {
+    const chosen = resolveModel(model);
+    if (chosen.reason === "last-used" || chosen.reason === "newest") {
+      const why = chosen.reason === "newest" ? "installed last" : "used last";
+      notice(context, `using ${chosen.name}, the model ${why}; --model chooses another`);
+    }
+    return chosen;
+  } catch (error) {
+    const isNone = error instanceof MferenceError && error.code === "model.none";
+    if (!isNone || model !== undefined) throw error;
+    return await installDemo(context);
+  }
+}
+
+async function installDemo(context: LoadContext): Promise<Chosen> {
+  const { ensureDemo } = await import("../install/demo.ts");
+  const { progress, signal } = context;
+  notice(context, "No model is installed yet: installing the bundled demo");
+  const directory = await ensureDemo({
+    signal,
+    onWait: () => progress.update("waiting for another process that installs the demo"),
+    onProgress: ({ phase, doneBytes, totalBytes }) =>
+      progress.update(installProgress(phase, doneBytes, totalBytes)),
+  });
+  return { directory, name: path.basename(directory, path.extname(directory)) };
+}
+
+/** `installing: copying, 40% of 29.1 MB`. */
+export function installProgress(phase: string, doneBytes: number, totalBytes: number): string {
+  if (totalBytes === 0) return `installing: ${phase}`;
+  return `installing: ${phase}, ${portion(doneBytes, totalBytes, formatBytes)}`;
+}
+
+async function recordUse(directory: string): Promise<void> {
+  const { recordUse } = await import("../install/models.ts");
+  recordUse(directory);
+}

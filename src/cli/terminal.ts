@@ -1,0 +1,63 @@
+/**
+ * Where the program writes: answers to stdout, everything for people to stderr. Owns colours, the
+ * neutralising of control characters on a terminal, and the flush before the end. Knows no engine.
+ */
+import { env } from "../util/env.ts";
+
+export interface Output {
+  /** Whether a person sees it. */
+  readonly isTerminal: boolean;
+  write(text: string): void;
+}
+
+export interface Terminal {
+  readonly out: Output;
+  readonly err: Output;
+  /** Thoughts and footers, quieter than answers. */
+  dim(text: string): string;
+  bold(text: string): string;
+}
+
+/** The process's own terminal. */
+export function systemTerminal(): Terminal {
+  return createTerminal(outputOf(process.stdout), outputOf(process.stderr));
+}
+
+/** A terminal over two outputs; colours only where stderr is a terminal. */
+export function createTerminal(out: Output, err: Output): Terminal {
+  const hasColour = err.isTerminal && env("NO_COLOR") === undefined && env("TERM") !== "dumb";
+  const style = (on: number, off: number) => (text: string) =>
+    hasColour && text !== "" ? `\u001b[${on}m${text}\u001b[${off}m` : text;
+  return { out, err, dim: style(2, 22), bold: style(1, 22) };
+}
+
+function outputOf(stream: NodeJS.WriteStream): Output {
+  return {
+    isTerminal: Boolean(stream.isTTY),
+    write: (text) => {
+      if (text !== "") stream.write(text);
+    },
+  };
+}
+
+/**
+ * A model's text for a terminal: control characters could move the cursor, set the title or worse, so
+ * all but line feed and tab become visible marks. Elsewhere the text passes as it is.
+ */
+export function safeText(text: string, output: Output): string {
+  if (!output.isTerminal) return text;
+  // oxlint-disable-next-line no-control-regex -- control characters are what is looked for
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
+}
+
+/** Resolves when everything written so far has left the process. */
+export async function flushOutputs(): Promise<void> {
+  await Promise.all([flush(process.stdout), flush(process.stderr)]);
+}
+
+function flush(stream: NodeJS.WriteStream): Promise<void> {
+  if (stream.writableLength === 0) return Promise.resolve();
+  return new Promise((resolve) => {
+    stream.write("", () => resolve());
+  });
+}
