@@ -77,7 +77,7 @@ function copyTile(piece: TileCopy, tile: Uint8Array, job: CopyJob): void {
     if (count === 0) {
       throw new MferenceError(
         "install.source",
-        `${shard.path} ended at ${piece.sourceOffset + done} bytes while it was copied; it had ${shard.sizeBytes} when the install began`,
+        `${shard.path} was cut to ${fs.fstatSync(shard.descriptor).size} bytes while it was copied; it had ${shard.sizeBytes} when the install began`,
       );
     }
     done += count;

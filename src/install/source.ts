@@ -150,31 +150,44 @@ function readIndexed(root: string, shards: Map<string, Shard>): Weights {
     what: file.path,
   });
   const byShard = Map.groupBy(Object.entries(weightMap), ([, shard]) => shard);
+  for (const name of byShard.keys()) {
+    if (SHARD_NAME.test(name)) continue;
+    throw new MferenceError(
+      "install.source",
+      `${file.path} names the shard ${JSON.stringify(name)}; expected a bare file name ending in .safetensors`,
+    );
+  }
+  for (const name of byShard.keys()) openShard(root, name, shards);
   const tensors = new Map<string, ShardTensor>();
   for (const [name, entries] of byShard) {
-    if (!SHARD_NAME.test(name)) {
-      throw new MferenceError(
-        "install.source",
-        `${file.path} names the shard ${JSON.stringify(name)}; expected a bare file name ending in .safetensors`,
-      );
-    }
     const before = tensors.size;
-    addTensors(tensors, openShard(root, name, shards), name);
-    const absent = entries.find(([tensor]) => tensors.get(tensor)?.shard !== name);
-    if (absent !== undefined) {
-      throw new MferenceError(
-        "install.source",
-        `${name} lacks the tensor ${absent[0]} that ${INDEX_FILE} places there`,
-      );
-    }
-    if (tensors.size - before !== entries.length) {
-      throw new MferenceError(
-        "install.source",
-        `${name} holds ${tensors.size - before} tensors, but ${INDEX_FILE} lists ${entries.length} of it`,
-      );
-    }
+    addTensors(tensors, shards.get(name)!, name);
+    checkListing(name, { entries, tensors, count: tensors.size - before });
   }
   return { sourceSha256: sha256(bytes), tensors };
+}
+
+/** A shard must hold exactly the tensors that the index places there. */
+function checkListing(
+  shard: string,
+  found: {
+    readonly entries: readonly (readonly [string, string])[];
+    readonly tensors: ReadonlyMap<string, ShardTensor>;
+    readonly count: number;
+  },
+): void {
+  const absent = found.entries.find(([tensor]) => found.tensors.get(tensor)?.shard !== shard);
+  if (absent !== undefined) {
+    throw new MferenceError(
+      "install.source",
+      `${shard} lacks the tensor ${absent[0]} that ${INDEX_FILE} places there`,
+    );
+  }
+  if (found.count === found.entries.length) return;
+  throw new MferenceError(
+    "install.source",
+    `${shard} holds ${found.count} tensors, but ${INDEX_FILE} lists ${found.entries.length} of it`,
+  );
 }
 
 function openShard(root: string, name: string, shards: Map<string, Shard>): Shard {

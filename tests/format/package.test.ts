@@ -4,22 +4,13 @@ import path from "node:path";
 import { openLayer, verifyLayer, type Package } from "../../src/format/package.ts";
 import { openRegular } from "../../src/format/files.ts";
 import type { ErrorCode } from "../../src/util/errors.ts";
+import { failureOf } from "../fixtures/failures.ts";
 import { editJson, flipByte, temporaryFolder } from "../fixtures/checkpoints.ts";
 import { forge, forgeJson, open, packageOf } from "../fixtures/packages.ts";
 
 type Json = any;
 const LAYER_0 = "packed_experts/layer_00.bin";
 const WEIGHTS = "model_weights.bin";
-
-/** The sentence and code with which a promise fails. */
-async function failure(work: Promise<unknown>): Promise<{ code: ErrorCode; message: string }> {
-  try {
-    await work;
-  } catch (error) {
-    return error as { code: ErrorCode; message: string };
-  }
-  throw new Error("expected a failure");
-}
 
 async function touch(model: Package, layer: number): Promise<void> {
   fs.closeSync((await openLayer(model, layer)).descriptor);
@@ -49,7 +40,7 @@ describe("openPackage", () => {
     const alias = path.join(temporaryFolder(), "alias.gturbo");
     fs.symlinkSync(directory, alias);
     expect((await open(alias)).directory).toBe(alias);
-    expect((await failure(open(alias, "trusted-receipt"))).message).toContain(
+    expect((await failureOf(() => open(alias, "trusted-receipt"))).message).toContain(
       "model directory mismatch",
     );
   });
@@ -250,7 +241,7 @@ describe("openPackage", () => {
   ])("refuses %s", async (_, damage, code, sentence) => {
     const directory = await packageOf();
     damage(directory);
-    const error = await failure(open(directory));
+    const error = await failureOf(() => open(directory));
     expect(error.message).toContain(sentence);
     expect(error.code).toBe(code);
   });
@@ -262,7 +253,7 @@ describe("openLayer under full-sha256", () => {
     flipByte(path.join(directory, LAYER_0), 5000);
     const model = await open(directory);
     await touch(model, 1);
-    const first = await failure(touch(model, 0));
+    const first = await failureOf(() => touch(model, 0));
     expect(first.code).toBe("format.changed");
     expect(first.message).toContain("layer_00.bin");
     await touch(model, 2);
@@ -285,7 +276,7 @@ describe("openLayer under full-sha256", () => {
     fs.closeSync(file.descriptor);
     fs.cpSync(layer, `${layer}.new`);
     fs.renameSync(`${layer}.new`, layer);
-    expect((await failure(touch(model, 0))).code).toBe("format.changed");
+    expect((await failureOf(() => touch(model, 0))).code).toBe("format.changed");
   });
 
   test("serves eight concurrent touches", async () => {
@@ -297,14 +288,14 @@ describe("openLayer under full-sha256", () => {
     const directory = await packageOf();
     const model = await open(directory);
     fs.truncateSync(path.join(directory, LAYER_0), 100);
-    expect((await failure(touch(model, 0))).code).toBe("format.changed");
+    expect((await failureOf(() => touch(model, 0))).code).toBe("format.changed");
     fs.rmSync(path.join(directory, LAYER_0));
-    expect((await failure(touch(model, 0))).code).toBe("install.missing");
+    expect((await failureOf(() => touch(model, 0))).code).toBe("install.missing");
     fs.symlinkSync(
       path.join(directory, "packed_experts/layer_01.bin"),
       path.join(directory, LAYER_0),
     );
-    expect((await failure(touch(model, 0))).code).toBe("format.path");
+    expect((await failureOf(() => touch(model, 0))).code).toBe("format.path");
   });
 });
 
@@ -329,7 +320,9 @@ describe("openPackage under trusted-receipt", () => {
     const directory = await trustedCopy();
     flipByte(path.join(directory, LAYER_0), 5000);
     await touch(await open(directory, "trusted-receipt"), 0);
-    expect((await failure(touch(await open(directory), 0))).code).toBe("format.changed");
+    expect((await failureOf(async () => touch(await open(directory), 0))).code).toBe(
+      "format.changed",
+    );
   });
 
   const receiptOf = (d: string) => `${d}/verified-install.json`;
@@ -396,7 +389,7 @@ describe("openPackage under trusted-receipt", () => {
   ])("refuses %s", async (_, damage, code, sentence) => {
     const directory = await trustedCopy();
     damage(directory);
-    const error = await failure(open(directory, "trusted-receipt"));
+    const error = await failureOf(() => open(directory, "trusted-receipt"));
     expect(error.message).toContain(sentence);
     expect(error.code).toBe(code);
   });
