@@ -42,9 +42,10 @@ export class EngineClient {
 
   private constructor(worker: Worker) {
     this.#worker = worker;
-    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.#receive(data);
-    worker.onerror = (event) =>
-      this.#die(new MferenceError("engine.state", `the engine stopped: ${event.message}`));
+    worker.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => this.#receive(data));
+    worker.addEventListener("error", ({ message }) =>
+      this.#die(new MferenceError("engine.state", `the engine stopped: ${message}`)),
+    );
   }
 
   /**

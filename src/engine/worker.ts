@@ -64,11 +64,11 @@ async function answer({ id, name, request }: Call): Promise<void> {
   }
 }
 
-self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+self.addEventListener("message", ({ data }: MessageEvent<ToWorker>) => {
   if (data.kind === "start") {
     cancelled = new Int32Array(data.cancelled);
     post({ kind: "ready" });
     return;
   }
   queue = queue.then(() => answer(data));
-};
+});

@@ -102,5 +102,5 @@ export function viewMemory(address: number, bytes: number): Uint8Array<ArrayBuff
     throw new MferenceError("native.memory", `a view of ${bytes} bytes exceeds ${VIEW_BYTES_MAX}`);
   }
   // The type wants Bun's branded pointer; an address out of the library is one.
-  return new Uint8Array(toArrayBuffer(address as never, 0, bytes));
+  return new Uint8Array(toArrayBuffer(address, 0, bytes));
 }

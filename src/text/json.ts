@@ -225,7 +225,8 @@ export function toJsonValue(value: unknown, depth = 0): JsonValue {
     const present = entries.filter(([, member]) => member !== undefined);
     return new Map(present.map(([key, member]) => [String(key), toJsonValue(member, depth + 1)]));
   }
-  throw new MferenceError("text.json", `JSON cannot hold a ${typeof value} (${String(value)})`);
+  const which = typeof value === "number" ? `number (${value})` : typeof value;
+  throw new MferenceError("text.json", `JSON cannot hold a ${which}`);
 }
 
 /** Whether two values are the same: order of keys counts, the text of numbers too. */

@@ -62,7 +62,7 @@ function createCore(file: TokenizerFile): TokenizerCore {
   // Without its added tokens the library takes every text for text; with its post-processor it would
   // add a beginning-of-sequence token.
   const plain = { ...defaults, ...file, added_tokens: [], post_processor: null };
-  const tokenizer = new Tokenizer(plain as never, {} as never);
+  const tokenizer = new Tokenizer(plain, {});
   return {
     description,
     modelSize,

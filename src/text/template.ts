@@ -79,11 +79,19 @@ function jinjaValue(value: JsonValue, environment: Environment): JinjaValue {
 class RaisedByTemplate extends Error {}
 
 class LimitedInterpreter extends Interpreter {
+  readonly #stepsMax: number;
   #steps = 0;
+
+  constructor(environment: Environment, stepsMax: number) {
+    super(environment);
+    this.#stepsMax = stepsMax;
+  }
 
   override evaluate(...parameters: Parameters<Interpreter["evaluate"]>): JinjaValue {
     this.#steps += 1;
-    if (this.#steps > STEPS_MAX) throw new Error(`it takes more than ${STEPS_MAX} steps`);
+    if (this.#steps > this.#stepsMax) {
+      throw new Error(`it takes more than ${this.#stepsMax} steps`);
+    }
     return super.evaluate(...parameters);
   }
 }
@@ -108,9 +116,10 @@ function createEnvironment(): Environment {
 export class ChatTemplate {
   readonly source: string;
   readonly #program: Template["parsed"];
+  readonly #stepsMax: number;
 
   /** @throws MferenceError "text.template" */
-  constructor(source: string) {
+  constructor(source: string, stepsMax = STEPS_MAX) {
     if (source.length > TEMPLATE_CHARACTERS_MAX) {
       throw new MferenceError(
         "text.template",
@@ -118,6 +127,7 @@ export class ChatTemplate {
       );
     }
     this.source = source;
+    this.#stepsMax = stepsMax;
     try {
       this.#program = new Template(source).parsed;
     } catch (cause) {
@@ -141,7 +151,8 @@ export class ChatTemplate {
     }
     let text: string;
     try {
-      text = String(new LimitedInterpreter(environment).run(this.#program).value);
+      // A program's value is the text that it wrote.
+      text = new LimitedInterpreter(environment, this.#stepsMax).run(this.#program).value as string;
     } catch (cause) {
       const sentence = sentenceOf(cause);
       if (cause instanceof RaisedByTemplate) {
