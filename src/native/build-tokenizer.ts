@@ -72,13 +72,15 @@ export async function buildTokenizerLibrary(
     const hash = hashSources(sourceDir);
     const path = join(options.buildDir, `libmference_tokenizer-${hash}.${SUFFIX}`);
     if (existsSync(path)) return { path };
+    const cargo = options.cargo ?? findCargo();
+    if (cargo === undefined) return { unavailable: "cargo was not found" };
     const failure = `${path}.failed`;
     if (options.isForced !== true && isRecent(failure)) {
       return { unavailable: readFileSync(failure, "utf8") };
     }
-    const unavailable = await build({ ...options, sourceDir }, path);
+    const unavailable = await build({ ...options, sourceDir, cargo }, path);
     if (unavailable === undefined) return { path };
-    if (existsSync(options.buildDir)) writeFileSync(failure, unavailable);
+    writeFileSync(failure, unavailable);
     return { unavailable };
   } catch (cause) {
     return { unavailable: `the tokenizer library cannot be built: ${sentenceOf(cause)}` };
@@ -109,17 +111,13 @@ function findCargo(): string | undefined {
 
 /** Builds into a folder that cargo itself locks, then moves the result into place. */
 async function build(
-  options: TokenizerBuildOptions & { readonly sourceDir: string },
+  options: TokenizerBuildOptions & { readonly sourceDir: string; readonly cargo: string },
   path: string,
 ): Promise<string | undefined> {
-  const cargo = options.cargo ?? findCargo();
-  if (cargo === undefined) {
-    return "cargo was not found, so the tokenizer library cannot be built";
-  }
   mkdirSync(options.buildDir, { recursive: true });
   options.onProgress?.("Building the tokenizer library (once, about a minute)");
   const run = (parameters: readonly string[], secondsMax: number) =>
-    runCargo([cargo, ...parameters], options.sourceDir, secondsMax);
+    runCargo([options.cargo, ...parameters], options.sourceDir, secondsMax);
   // Without retries a machine that is offline fails at once instead of after minutes.
   const network = ["--config", "net.retry=0", "--config", "http.timeout=15"];
   const fetched = await run(["fetch", "--locked", ...network], FETCH_SECONDS_MAX);
@@ -155,7 +153,9 @@ async function runCargo(
   if (status === 0) return undefined;
   if (child.signalCode !== null) return `cargo was stopped after ${secondsMax} s`;
   const lines = errors.split("\n").map((line) => line.trim());
-  const first =
-    lines.find((line) => line.startsWith("error")) ?? lines.findLast((line) => line !== "");
-  return (first ?? `cargo ended with status ${status}`).replace(/^error(\[\w+\])?:\s*/, "");
+  const error = lines.find((line) => line.startsWith("error"));
+  const last = lines.findLast((line) => line !== "");
+  const parts = new Set([error, last].filter((line) => line !== undefined));
+  if (parts.size === 0) return `cargo ended with status ${status}`;
+  return [...parts].join("; ").replace(/^error(\[\w+\])?:\s*/, "");
 }

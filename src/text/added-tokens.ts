@@ -101,31 +101,39 @@ export class AddedTokens {
   guard(text: string, guard: string): string {
     let guarded = "";
     let from = 0;
+    const end = text.trimEnd().length;
     for (let at = 0; at < text.length; at += 1) {
       const isMark = text.charCodeAt(at) === BYTE_ORDER_MARK;
-      if (!isMark && !this.#isRisky(text, at)) continue;
+      if (!isMark && !this.#isRisky(text, at, end)) continue;
       guarded += text.slice(from, at) + (isMark ? guard : "") + text[at] + guard;
       from = at + 1;
     }
     return from === 0 ? text : guarded + text.slice(from);
   }
 
-  /** Whether a token may begin here; for punctuation that is enough, as templates join texts. */
-  #isRisky(text: string, at: number): boolean {
+  /**
+   * Whether a token may begin here, if only its first part stands before `end` and another text follows.
+   * For punctuation the first character is enough, as templates also cut texts.
+   */
+  #isRisky(text: string, at: number, end: number): boolean {
     const group = this.#byFirst.get(text.charCodeAt(at));
     if (group === undefined) return false;
     const candidates = group.filter(isForgeable);
     if (candidates.length > 0 && PUNCTUATION.test(text[at]!)) return true;
-    return candidates.some(({ content }) => text.startsWith(content, at));
+    return candidates.some(
+      ({ content }) =>
+        text.startsWith(content, at) ||
+        (end - at < content.length && content.startsWith(text.slice(at, end))),
+    );
   }
 }
 
 /**
- * Whether text could pass for the token: some vocabularies list runs of white space as added tokens,
- * which mean no more than the text they are.
+ * Whether text could pass for the token: some vocabularies list runs of white space as added tokens
+ * (U+2581 among it), which mean no more than the text they are.
  */
 function isForgeable({ content }: AddedToken): boolean {
-  return content.trim() !== "";
+  return /[^\s\u2581]/.test(content);
 }
 
 function pushText(stretches: Stretch[], text: string): void {

@@ -83,7 +83,7 @@ export class Detokenizer {
     }
     if (added !== undefined) {
       const isSkipped = added.special && specials === "skip" && exempt?.has(id) !== true;
-      return isSkipped ? { kind: "nothing" } : { kind: "text", text: added.content };
+      return isSkipped ? { kind: "nothing" } : { kind: "text", text: this.#plain(added.content) };
     }
     const piece = this.#tokenizer.piece(id);
     if (piece === undefined) return { kind: "nothing" };
@@ -92,7 +92,12 @@ export class Detokenizer {
     }
     const byte = fallbackPieceByte(piece);
     if (byte !== undefined) return { kind: "bytes", bytes: Uint8Array.of(byte) };
-    return { kind: "text", text: piece.replaceAll("\u2581", " ") };
+    return { kind: "text", text: this.#plain(piece) };
+  }
+
+  /** U+2581 stands for a space only where the vocabulary writes its pieces as text. */
+  #plain(piece: string): string {
+    return this.#tokenizer.scheme === "byte-fallback" ? piece.replaceAll("\u2581", " ") : piece;
   }
 }
 
