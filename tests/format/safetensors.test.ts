@@ -87,11 +87,7 @@ describe("readSafetensors", () => {
       fileOf('{"a":{"dtype":"F32","shape":[1],"data_offsets":[4]}}', 4),
       "data_offsets",
     ],
-    [
-      "an offset beyond 2^53",
-      fileOf(`{"a":${entry(0, 18446744073709551615, [1])}}`, 4),
-      "data_offsets",
-    ],
+    ["an offset beyond 2^53", fileOf(`{"a":${entry(0, 2 ** 64, [1])}}`, 4), "data_offsets"],
     ["a boolean dimension", fileOf(`{"a":${entry(0, 4, [true])}}`, 4), "shape"],
     ["a text dimension", fileOf(`{"a":${entry(0, 4, ["1"])}}`, 4), "shape"],
     ["a negative dimension", fileOf(`{"a":${entry(0, 4, [-1])}}`, 4), "shape"],

@@ -1,3 +1,5 @@
+import { floatFromBf16 } from "./half.ts";
+
 /** Affine dequantization, one value at a time: value = scale * code + bias, rounded to float32. */
 export interface AffineMatrix {
   /** Packed little-endian words, `bits` per code. */
@@ -9,23 +11,24 @@ export interface AffineMatrix {
   readonly groupSize: number;
 }
 
-/** The bfloat16 at an index of little-endian bytes. */
-export function bfloat16At(bytes: Uint8Array, index: number): number {
-  const bits = bytes[2 * index]! | (bytes[2 * index + 1]! << 8);
-  return new Float32Array(new Uint32Array([bits << 16]).buffer)[0]!;
+/** Little-endian bfloat16 bytes as floats. */
+export function bfloat16s(bytes: Uint8Array): Float32Array {
+  return Float32Array.from({ length: bytes.length / 2 }, (_, index) =>
+    floatFromBf16(bytes[2 * index]! | (bytes[2 * index + 1]! << 8)),
+  );
 }
 
 /** All values of a matrix, row-major. Rows hold whole groups, so groups run through. */
 export function dequantize(matrix: AffineMatrix): Float32Array {
-  const { codes, scales, biases, bits, groupSize } = matrix;
-  const count = (codes.length * 8) / bits;
-  const values = new Float32Array(count);
-  for (let index = 0; index < count; index += 1) {
+  const { codes, bits, groupSize } = matrix;
+  const scales = bfloat16s(matrix.scales);
+  const biases = bfloat16s(matrix.biases);
+  const values = new Float32Array((codes.length * 8) / bits);
+  for (let index = 0; index < values.length; index += 1) {
     const bit = index * bits;
     const code = (codes[bit >> 3]! >> (bit & 7)) & ((1 << bits) - 1);
     const group = Math.floor(index / groupSize);
-    const product = Math.fround(bfloat16At(scales, group) * code);
-    values[index] = Math.fround(product + bfloat16At(biases, group));
+    values[index] = Math.fround(scales[group]! * code) + biases[group]!;
   }
   return values;
 }
