@@ -10,7 +10,7 @@
 
 // The best value of one chunk, and how many of its values were not finite.
 typedef struct {
-  float value;
+  double value;
   uint32_t id;
   uint32_t bad;
 } mf_best;

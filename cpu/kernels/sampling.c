@@ -47,7 +47,6 @@ static mf_best draw_from_chunk(const mf_gumbel_params *p, const float *logits, u
   const uint32_t first = chunk * NOISE_CHUNK;
   const uint32_t end = p->V - first < NOISE_CHUNK ? p->V : first + NOISE_CHUNK;
   mf_best best = {-INFINITY, MF_NO_ID, 0};
-  double best_value = -INFINITY;
   for (uint32_t v = first; v < end; v++) {
     if (!isfinite(logits[v])) {
       best.bad++;
@@ -56,10 +55,10 @@ static mf_best draw_from_chunk(const mf_gumbel_params *p, const float *logits, u
     const uint32_t top24 = (uint32_t)(splitmix64(key ^ v) >> 40);
     const double scaled = (double)logits[v] * inverse;
     // Most ids cannot win whatever their noise, and two logarithms each would be most of the work.
-    if (scaled + noise_bound(top24) < best_value) continue;
+    if (scaled + noise_bound(top24) < best.value) continue;
     const double value = scaled + noise(top24);
-    if (!(value > best_value)) continue;
-    best_value = value;
+    if (!(value > best.value)) continue;
+    best.value = value;
     best.id = v;
   }
   return best;

@@ -44,14 +44,14 @@ static mf_best best_of_chunk(const float *logits, uint32_t first, uint32_t end) 
   for (uint32_t i = first; i < end; i += STRIP) {
     const uint32_t n = end - i < STRIP ? end - i : STRIP;
     const float top = finite_top(logits + i, n, &best.bad);
-    if (top > best.value) {
-      best.value = top;
+    if ((double)top > best.value) {
+      best.value = (double)top;
       strip = i;
     }
   }
   if (best.value == -INFINITY) return best;
   best.id = strip;
-  while (logits[best.id] != best.value) best.id++;
+  while ((double)logits[best.id] != best.value) best.id++;
   return best;
 }
 

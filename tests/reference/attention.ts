@@ -114,13 +114,13 @@ export function attention(shape: HeadShape, given: AttentionInputs): Float64Arra
       const g = Math.floor((h * Hkv) / H);
       const query = (t * H + h) * Dh;
       const rowOf = (u: number): number => ((u % R) * Hkv + g) * Dh;
+      const dot = (row: number): number => {
+        let sum = 0;
+        for (let d = 0; d < Dh; d++) sum += q[query + d]! * keys[row + d]!;
+        return sum;
+      };
       const scores: number[] = [];
-      for (let u = oldest; u <= newest; u++) {
-        const row = rowOf(u);
-        let dot = 0;
-        for (let d = 0; d < Dh; d++) dot += q[query + d]! * keys[row + d]!;
-        scores.push(scale * dot);
-      }
+      for (let u = oldest; u <= newest; u++) scores.push(scale * dot(rowOf(u)));
       softmax(scores).forEach((weight, i) => {
         const row = rowOf(oldest + i);
         for (let d = 0; d < Dh; d++) y[query + d]! += weight * values[row + d]!;

@@ -38,13 +38,14 @@ export interface Candidates {
 export function candidates(logits: ArrayLike<number>, C: number): Candidates {
   const finite: number[] = [];
   for (let i = 0; i < logits.length; i++) if (Number.isFinite(logits[i])) finite.push(i);
-  const order = finite.toSorted((a, b) => logits[b]! - logits[a]! || a - b).slice(0, C);
+  const order = finite.toSorted((a, b) => logits[b]! - logits[a]! || a - b);
   const top = order.length === 0 ? Number.NEGATIVE_INFINITY : logits[order[0]!]!;
+  const chosen = order.slice(0, C);
   const mass = finite.reduce((sum, i) => sum + Math.exp(logits[i]! - top), 0);
   const ids = new Uint32Array(C).fill(NO_ID);
   const values = new Float64Array(C).fill(Number.NEGATIVE_INFINITY);
-  ids.set(order);
-  values.set(order.map((i) => logits[i]!));
+  ids.set(chosen);
+  values.set(chosen.map((i) => logits[i]!));
   return { ids, values, mass: Float64Array.of(top, mass, logits.length - finite.length) };
 }
 

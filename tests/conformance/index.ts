@@ -1,0 +1,13 @@
+/** Every conformance case: what a device must pass. */
+import { attentionCases } from "./attention.ts";
+import type { ConformanceCase } from "./cases.ts";
+import { normCases } from "./norm.ts";
+import { routerCases } from "./router.ts";
+import { samplingCases } from "./sampling.ts";
+
+export const allCases: readonly ConformanceCase[] = [
+  ...normCases,
+  ...attentionCases,
+  ...routerCases,
+  ...samplingCases,
+];
