@@ -108,6 +108,17 @@ static int32_t check_range(const mf_binding *binding, const mf_buffer *buffer, d
   return MF_OK;
 }
 
+static int32_t check_access(const mf_binding *binding, const mf_buffer *buffer, uint32_t flags,
+                            const place *at) {
+  if ((flags & MF_BINDING_WRITTEN) != 0 && buffer->memory->read_only)
+    return mf_error(MF_ERR_KERNEL, "command %u (%s): binding %u is written, but its memory is read-only",
+                    at->command, at->kernel, at->binding);
+  const uint32_t element_bytes = flags & ~(uint32_t)MF_BINDING_WRITTEN;
+  if (((uintptr_t)buffer->contents + (size_t)binding->offset) % element_bytes == 0) return MF_OK;
+  return mf_error(MF_ERR_KERNEL, "command %u (%s): binding %u must start at a multiple of %u bytes",
+                  at->command, at->kernel, at->binding, element_bytes);
+}
+
 // With the handle table locked. A bound buffer is pinned at once, so that undoing is destroying the list.
 static int32_t resolve_binding(mf_device *device, mf_list *list, const mf_step *step,
                                const mf_binding *binding) {
@@ -119,7 +130,9 @@ static int32_t resolve_binding(mf_device *device, mf_list *list, const mf_step *
     return mf_error(MF_ERR_HANDLE, "command %u (%s): the buffer of binding %u is another device's",
                     at.command, at.kernel, index);
   const double extent_bytes = mf_extent_bytes(step->kernel, index, step->params);
-  const int32_t status = check_range(binding, buffer, extent_bytes, &at);
+  int32_t status = check_range(binding, buffer, extent_bytes, &at);
+  if (status == MF_OK)
+    status = check_access(binding, buffer, mf_binding_flags(step->kernel, index), &at);
   if (status != MF_OK) return status;
   mf_object_retain(buffer);
   atomic_fetch_add(&buffer->pins, 1);

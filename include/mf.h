@@ -82,7 +82,9 @@ uint32_t mf_abi_version(void);
 uint32_t mf_catalogue_hash(void);  // MF_CATALOGUE_HASH of the header it was built with
 int32_t mf_last_error(char *text, uint32_t capacity);
 
-// --- Devices. Destroying one waits for its running list and refuses those not begun.
+// --- Devices. Destroying one waits for its running list (for no event, though) and drops those not begun;
+// their signals do not take place, and waits on its events return MF_ERR_DEVICE. Its buffers and events
+// stay the caller's to destroy.
 int32_t mf_device_create(const mf_device_options *options, mf_handle *device);
 int32_t mf_device_info(mf_handle device, mf_device_info_t *info);
 int32_t mf_device_destroy(mf_handle device);
@@ -102,7 +104,9 @@ int32_t mf_buffer_from_memory(mf_handle device, mf_handle memory, double offset,
 int32_t mf_buffer_contents(mf_handle buffer, void **contents, double *bytes);
 int32_t mf_buffer_destroy(mf_handle buffer);  // refused while a submitted list uses it
 
-// --- Events: a value that only grows, signalled and awaited by the host and by command lists.
+// --- Events: a value that only grows, signalled and awaited by the host and by command lists. A signal
+// below the value changes nothing. A wait may run the device's lists on the waiting thread; a timeout takes
+// effect between two kernels. Destroying an event that a submitted list waits for is refused.
 int32_t mf_event_create(mf_handle device, mf_handle *event);
 int32_t mf_event_value(mf_handle event, double *value);
 int32_t mf_event_signal(mf_handle event, double value);
@@ -110,12 +114,15 @@ int32_t mf_event_wait(mf_handle event, double value, double timeout_seconds);
 int32_t mf_event_destroy(mf_handle event);
 
 // --- Work. Lists are checked whole before any of them runs, copied, and run in the order of submission.
-// A list that fails at run time makes every later wait on that device's events return MF_ERR_DEVICE.
+// A list that fails at run time ends it and every list after it as if cancelled, and makes every wait on
+// that device, and mf_submit, return MF_ERR_DEVICE with its sentence until mf_resume.
 int32_t mf_submit(mf_handle device, const uint8_t *commands, double bytes);
 int32_t mf_finish(mf_handle device, double timeout_seconds);  // waits for everything submitted
 
-// Cancelled lists end early: their remaining dispatches are skipped, their signals still take place, and
-// waits by the host return MF_ERR_CANCELLED until mf_resume. Callable while another thread waits.
+// Cancels every list submitted so far. Cancelled lists end early: a kernel in execution ends, their
+// remaining dispatches and waits are skipped, their signals still take place. Until mf_resume, mf_submit
+// and waits by the host return MF_ERR_CANCELLED. Callable while another thread waits. mf_finish returns
+// only when all lists have ended, cancelled or not: only then is their memory the host's again.
 int32_t mf_cancel(mf_handle device);
 int32_t mf_resume(mf_handle device);
 #if defined(__GNUC__)

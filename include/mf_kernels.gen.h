@@ -583,6 +583,36 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
 }
 #endif
 
+#ifndef __METAL_VERSION__
+// Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.
+#define MF_BINDING_WRITTEN 8
+static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
+  static const unsigned char flags[20][9] = {
+    {4, 1, 2, 2, 12},  // embed_affine
+    {4, 2, 12},  // rms_norm
+    {12, 4, 2, 2, 2, 2, 12, 12, 12},  // sandwich_setup
+    {12, 4, 4, 2, 2, 2, 2},  // sandwich_tail
+    {4, 1, 2, 2, 12},  // matmul_affine
+    {4, 1, 2, 2, 1, 2, 2, 12},  // gated_matmul_affine
+    {4, 12},  // rope_table
+    {12, 4, 4, 2, 2, 4, 12, 12},  // qkv_epilogue_f32
+    {12, 4, 4, 2, 2, 4, 10, 10},  // qkv_epilogue_f16
+    {4, 4, 4, 12},  // attention_f32
+    {4, 2, 2, 12},  // attention_f16
+    {4, 2, 12, 12},  // router_topk
+    {1, 4, 4, 4, 12},  // routed_gate
+    {1, 4, 4, 4, 12},  // routed_down
+    {4, 4, 12},  // routed_reduce
+    {4, 12},  // argmax
+    {4, 12},  // softcap
+    {12, 4},  // penalize
+    {4, 12, 12, 12},  // candidates
+    {4, 12},  // gumbel
+  };
+  return flags[kernel][binding];
+}
+#endif
+
 #define MF_KERNEL_COUNT 20
 // X(name, buffer count, parameter bytes)
 #define MF_KERNEL_LIST(X) \

@@ -109,12 +109,37 @@ function renderExtents(): string[] {
   ];
 }
 
+/** What a device checks of a binding beside its size: that it may be written, and its alignment. */
+function renderBindings(): string[] {
+  const flags = (buffer: BufferSpec): string =>
+    String(ELEMENT_BYTES[buffer.dtype] + (buffer.access === "read" ? 0 : 8));
+  const rows = catalogue.map(({ name, buffers }) => {
+    const row = Object.values<BufferSpec>(buffers).map(flags).join(", ");
+    return `    {${row}},  // ${name}`;
+  });
+  const most = Math.max(...catalogue.map(({ buffers }) => Object.keys(buffers).length));
+  return [
+    "#ifndef __METAL_VERSION__",
+    "// Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.",
+    "#define MF_BINDING_WRITTEN 8",
+    "static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {",
+    `  static const unsigned char flags[${catalogue.length}][${most}] = {`,
+    ...rows,
+    "  };",
+    "  return flags[kernel][binding];",
+    "}",
+    "#endif",
+    "",
+  ];
+}
+
 function render(): string {
   return [
     HEAD,
     ...renderConstants(),
     ...catalogue.flatMap(renderKernel),
     ...renderExtents(),
+    ...renderBindings(),
     `#define MF_KERNEL_COUNT ${catalogue.length}`,
     "// X(name, buffer count, parameter bytes)",
     "#define MF_KERNEL_LIST(X) \\",
