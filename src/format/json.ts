@@ -22,7 +22,6 @@ export interface JsonContext {
 
 const DEPTH_MAX = 64;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
-const SPACE = /[ \t\n\r]*/y;
 /** A string without escapes; any other takes the slower way. */
 const PLAIN_STRING = /"[^"\\\p{Cc}]*"/uy;
 
@@ -72,8 +71,25 @@ export function checkJson<Schema extends z.ZodType>(
   );
 }
 
+/** Whether two parsed values are equal; the order of keys counts. */
+export function isSameJson(left: JsonValue | undefined, right: JsonValue | undefined): boolean {
+  if (left === right) return true;
+  if (typeof left !== "object" || typeof right !== "object") return false;
+  if (left === null || right === null) return false;
+  if (Array.isArray(left) !== Array.isArray(right)) return false;
+  const keys = Object.keys(left);
+  const others = Object.keys(right);
+  if (keys.length !== others.length) return false;
+  const [a, b] = [left as JsonObject, right as JsonObject];
+  return keys.every((key, index) => key === others[index] && isSameJson(a[key], b[key]));
+}
+
 /** A count, size or offset: an integer from 0 to 2^53 - 1. */
 export const sizeSchema = z.int().nonnegative();
+
+function isSpace(code: number): boolean {
+  return code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09;
+}
 
 class JsonReader {
   private position = 0;
@@ -100,9 +116,7 @@ class JsonReader {
   }
 
   private space(): void {
-    SPACE.lastIndex = this.position;
-    SPACE.test(this.text);
-    this.position = SPACE.lastIndex;
+    while (isSpace(this.text.charCodeAt(this.position))) this.position += 1;
   }
 
   private value(depth: number): JsonValue {

@@ -1,7 +1,14 @@
 import { z } from "zod";
 import { MferenceError } from "../util/errors.ts";
 import { checkedArithmetic } from "./arithmetic.ts";
-import { checkJson, parseJsonAs, sizeSchema, type JsonContext } from "./json.ts";
+import {
+  checkJson,
+  isSameJson,
+  parseJsonAs,
+  sizeSchema,
+  type JsonContext,
+  type JsonValue,
+} from "./json.ts";
 import { checkLayerFileName } from "./paths.ts";
 import { isSameShape } from "./quant.ts";
 import { PAGE_BYTES } from "./resident.ts";
@@ -81,7 +88,7 @@ const expertSchema = z.object({
   offset: sizeSchema,
   size: sizeSchema,
   physicalRank: sizeSchema.optional(),
-  tensors: tensorsSchema,
+  tensors: z.unknown(),
 });
 const layerSchema = z.object({
   layer: sizeSchema,
@@ -145,7 +152,8 @@ function parseLayer(layer: z.output<typeof layerSchema>, expected: LayoutExpecta
   const isExplicit = first.expert !== undefined;
   const offsets = Array.from({ length: expected.expertCount }, () => -1);
   const taken = new Set<number>();
-  const subTensors = toSubTensors(first.tensors);
+  const table = first.tensors as JsonValue | undefined;
+  const subTensors = parseTable(table, `layer ${layer.layer}`);
   checkSubTensors(subTensors, { layer: layer.layer, strideBytes: expected.strideBytes });
   for (const [position, expert] of layer.experts.entries()) {
     if ((expert.expert !== undefined) !== isExplicit) {
@@ -157,7 +165,11 @@ function parseLayer(layer: z.output<typeof layerSchema>, expected: LayoutExpecta
     if (taken.has(expert.offset))
       fail(`layer ${layer.layer}: two experts at offset ${expert.offset}`);
     taken.add(expert.offset);
-    checkSameTable(expert, subTensors, `layer ${layer.layer}, expert ${id}`);
+    const other = expert.tensors as JsonValue | undefined;
+    // Every expert repeats the table; to parse 256 of them in every layer would take a second.
+    if (!isSameJson(other, table)) {
+      checkSameTable(other, subTensors, `layer ${layer.layer}, expert ${id}`);
+    }
     offsets[id] = expert.offset;
   }
   return { ...place, expertOffsets: offsets, subTensors };
@@ -177,7 +189,9 @@ function checkExpert(
   if (expert.offset + strideBytes > OFFSET_END_MAX) fail(`${what}: ends beyond 2^32`);
 }
 
-function toSubTensors(tensors: ParsedExpert["tensors"]): SubTensors {
+function parseTable(json: JsonValue | undefined, what: string): SubTensors {
+  const context = { code: "format.layout", what: `packed_experts/layout.json: ${what}` } as const;
+  const tensors = checkJson(json, tensorsSchema, context);
   const table = SUB_TENSOR_NAMES.map((name): [SubTensorName, SubTensor] => {
     const { offset, size, dtype, shape, bits } = tensors[name];
     return [name, { offset, bytes: size, dtype, shape, ...(bits === undefined ? {} : { bits }) }];
@@ -185,13 +199,14 @@ function toSubTensors(tensors: ParsedExpert["tensors"]): SubTensors {
   return Object.fromEntries(table) as Record<SubTensorName, SubTensor>;
 }
 
-function checkSameTable(expert: ParsedExpert, table: SubTensors, what: string): void {
+function checkSameTable(json: JsonValue | undefined, table: SubTensors, what: string): void {
+  const parsed = parseTable(json, what);
   for (const name of SUB_TENSOR_NAMES) {
-    const found = expert.tensors[name];
+    const found = parsed[name];
     const first = table[name];
     const isSame =
       found.offset === first.offset &&
-      found.size === first.bytes &&
+      found.bytes === first.bytes &&
       found.dtype === first.dtype &&
       found.bits === first.bits &&
       isSameShape(found.shape, first.shape);

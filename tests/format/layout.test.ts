@@ -56,6 +56,13 @@ describe("parseLayout", () => {
     expect(parsed.layers[1]!.expertOffsets).toEqual([0, STRIDE]);
   });
 
+  test("takes a table whose keys are in another order for the same table", () => {
+    const json = JSON.parse(text);
+    const [, second] = json.layers[0].experts;
+    second.tensors = Object.fromEntries(Object.entries(second.tensors).toReversed());
+    expect(parse(json)).toEqual(layout);
+  });
+
   test("lets only layers of the dense prefix be empty", () => {
     const json = JSON.parse(text);
     json.layers[0].experts = [];
