@@ -2,8 +2,15 @@
  * Choosing the next token from one row of raw logits: the device reduces the vocabulary, the host draws.
  * Owns the buffers of those passes. Raw logits stay raw: cap and penalty work on a copy.
  */
-import { argmax, candidates, gumbel, penalize, softcap } from "../kernels/sampling.ts";
 import type { SharedBuffer } from "../native/device.ts";
+import {
+  argmaxOf,
+  type CandidateBuffers,
+  candidatesOf,
+  capLogits,
+  gumbelOf,
+  penalizeLogits,
+} from "../ops/sampling.ts";
 import type { Stream } from "../ops/stream.ts";
 import { integersOf, Scratch, type Tensor } from "../ops/tensor.ts";
 import { MferenceError } from "../util/errors.ts";
@@ -80,47 +87,32 @@ export class Head {
     const isCapped = plan.capped && finalSoftcap > 0;
     if (!isCapped && !plan.penalized) return logits;
     const { row, seenIds } = this.#buffers();
-    const V = logits.columns;
     // A cap of 0 copies: the penalty must not touch the raw row.
-    const cap = isCapped ? finalSoftcap : 0;
-    stream.dispatch(softcap, { x: logits, y: row }, { N: V, cap });
+    capLogits(stream, logits, row, isCapped ? finalSoftcap : 0);
     if (plan.penalized && seen.length > 0) {
       integersOf(seenIds).set(seen);
-      stream.dispatch(
-        penalize,
-        { logits: row, ids: { buffer: seenIds } },
-        { V, N: seen.length, penalty: options.repetitionPenalty },
-      );
+      const penalty = options.repetitionPenalty;
+      penalizeLogits(stream, row, seenIds, { count: seen.length, penalty });
     }
     return row;
   }
 
   #greedy(row: Tensor): number {
-    const { stream } = this.#options;
-    stream.dispatch(
-      argmax,
-      { logits: row, result: { buffer: this.#result } },
-      { T: 1, V: row.columns },
-    );
+    argmaxOf(this.#options.stream, row, this.#result);
     return this.#take(row.columns);
   }
 
   #gumbel(row: Tensor, temperature: number, { options, index }: Choice): number {
     const { low: keyLow, high: keyHigh } = noiseKeyAt(options.seed, index);
-    const params = { V: row.columns, temperature, keyLow, keyHigh };
-    this.#options.stream.dispatch(
-      gumbel,
-      { logits: row, result: { buffer: this.#result } },
-      params,
-    );
+    gumbelOf(this.#options.stream, row, this.#result, { temperature, keyLow, keyHigh });
     return this.#take(row.columns);
   }
 
   #draw(row: Tensor, count: number, { options, index }: Choice): number {
     const { stream } = this.#options;
-    const { ids, values, mass } = this.#buffers();
-    const bound = { ids: { buffer: ids }, values: { buffer: values }, mass: { buffer: mass } };
-    stream.dispatch(candidates, { logits: row, ...bound }, { V: row.columns, C: count });
+    const buffers = this.#buffers();
+    const { ids, values, mass } = buffers;
+    candidatesOf(stream, row, buffers, count);
     stream.flush();
     const found = {
       ids: integersOf(ids, count),
@@ -156,10 +148,7 @@ export class Head {
   }
 }
 
-interface SamplingBuffers {
+interface SamplingBuffers extends CandidateBuffers {
   readonly row: Tensor;
   readonly seenIds: SharedBuffer;
-  readonly ids: SharedBuffer;
-  readonly values: SharedBuffer;
-  readonly mass: SharedBuffer;
 }
