@@ -2,6 +2,7 @@
  * Where the program writes: answers to stdout, everything for people to stderr. Owns colours, the
  * neutralising of control characters on a terminal, and the flush before the end. Knows no engine.
  */
+import { isatty } from "node:tty";
 import { env } from "../util/env.ts";
 
 export interface Output {
@@ -33,7 +34,7 @@ export function createTerminal(out: Output, err: Output): Terminal {
 
 function outputOf(stream: NodeJS.WriteStream): Output {
   return {
-    isTerminal: Boolean(stream.isTTY),
+    isTerminal: isatty(stream.fd),
     write: (text) => {
       if (text !== "") stream.write(text);
     },
