@@ -20,6 +20,9 @@ export interface JsonContext {
   readonly what: string;
 }
 
+// Each schema here is used a few times only: compiling it takes longer than it saves.
+z.config({ jitless: true });
+
 const DEPTH_MAX = 64;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 /** A string without escapes; any other takes the slower way. */
