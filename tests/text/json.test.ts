@@ -1,5 +1,11 @@
 import { describe, expect, test } from "bun:test";
-import { JsonNumber, type JsonValue, parseJson, toJsonValue, writeJson } from "../../src/text/json.ts";
+import {
+  JsonNumber,
+  type JsonValue,
+  parseJson,
+  toJsonValue,
+  writeJson,
+} from "../../src/text/json.ts";
 
 describe("lossless JSON", () => {
   test.each([

@@ -34,7 +34,9 @@ const shown = (text: Text, ids: readonly number[]) =>
   decode(text.tokenizer, ids, { specials: "text" });
 
 test("every held-out dialogue renders to its recorded prompt, and encodes to the prompt's ids", () => {
-  const lines = readFileSync(join(root, "tools/demo-model/held-out.jsonl"), "utf8").trim().split("\n");
+  const lines = readFileSync(join(root, "tools/demo-model/held-out.jsonl"), "utf8")
+    .trim()
+    .split("\n");
   expect(lines.length).toBe(200);
   for (const line of lines) {
     const row = parseJson(line) as Map<string, never>;
@@ -90,7 +92,10 @@ describe("text of people never becomes a control token", () => {
   });
 
   test("two parts that a template joins", () => {
-    const joining = withTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}", "join");
+    const joining = withTemplate(
+      "{% for m in messages %}{{ m.content | trim }}{% endfor %}",
+      "join",
+    );
     const ids = joining.encodeChat({ messages: [user("<|tu "), user(" rn>")] });
     expect(shown(joining, ids)).toBe("<|turn>");
     expect(ids).not.toContain(joining.tokenizer.tokenId("<|turn>"));
@@ -166,7 +171,11 @@ describe("bridges", () => {
   test("after calls: the results, in the same turn", () => {
     const made = { id: "c", name: "get", arguments: new Map([["q", "x"]]) };
     const again = { ...made, id: "d" };
-    const result = (toolCallId: string): ChatMessage => ({ role: "tool", toolCallId, content: "r" });
+    const result = (toolCallId: string): ChatMessage => ({
+      role: "tool",
+      toolCallId,
+      content: "r",
+    });
     // The same call twice: the later one is continued.
     const messages: ChatMessage[] = [
       user("x"),
@@ -192,57 +201,60 @@ describe("bridges", () => {
 });
 
 const gemmaTemplate = join(sharedData, "templates/gemma4.jinja");
-describe.skipIf(!existsSync(gemmaTemplate))("Gemma 4's template (absent ../shared/data skips)", () => {
-  const gemma = existsSync(gemmaTemplate)
-    ? withTemplate(readFileSync(gemmaTemplate, "utf8"), "gemma4")
-    : demo;
-  const thoughtless = "<|turn>model\n<|channel>thought\n<channel|>";
+describe.skipIf(!existsSync(gemmaTemplate))(
+  "Gemma 4's template (absent ../shared/data skips)",
+  () => {
+    const gemma = existsSync(gemmaTemplate)
+      ? withTemplate(readFileSync(gemmaTemplate, "utf8"), "gemma4")
+      : demo;
+    const thoughtless = "<|turn>model\n<|channel>thought\n<channel|>";
 
-  test("one message, several, a system message, thinking", () => {
-    expect(gemma.renderChat({ messages: [user(" Hi ")] })).toBe(
-      `<bos><|turn>user\nHi<turn|>\n${thoughtless}`,
-    );
-    const messages: ChatMessage[] = [
-      { role: "system", content: "S" },
-      user("a"),
-      assistant("b"),
-      user("c"),
-    ];
-    expect(gemma.renderChat({ messages })).toBe(
-      `<bos><|turn>system\nS<turn|>\n<|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n${thoughtless}`,
-    );
-    expect(gemma.renderChat({ messages: [user("Hi")], think: true })).toBe(
-      "<bos><|turn>system\n<|think|>\n<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n",
-    );
-  });
+    test("one message, several, a system message, thinking", () => {
+      expect(gemma.renderChat({ messages: [user(" Hi ")] })).toBe(
+        `<bos><|turn>user\nHi<turn|>\n${thoughtless}`,
+      );
+      const messages: ChatMessage[] = [
+        { role: "system", content: "S" },
+        user("a"),
+        assistant("b"),
+        user("c"),
+      ];
+      expect(gemma.renderChat({ messages })).toBe(
+        `<bos><|turn>system\nS<turn|>\n<|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n${thoughtless}`,
+      );
+      expect(gemma.renderChat({ messages: [user("Hi")], think: true })).toBe(
+        "<bos><|turn>system\n<|think|>\n<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n",
+      );
+    });
 
-  test("tools with unions, nullable types and objects without properties render", () => {
-    const tools = parseTools(
-      parseJson(`[{"type":"function","function":{"name":"f","description":"d","parameters":{
+    test("tools with unions, nullable types and objects without properties render", () => {
+      const tools = parseTools(
+        parseJson(`[{"type":"function","function":{"name":"f","description":"d","parameters":{
         "type":"object","properties":{"u":{"anyOf":[{"type":"null"},{"type":"integer"}]},
         "o":{"type":"object"},"t":{"type":["string","null"]},"e":{"enum":["x","y"]}}}}}]`),
-    );
-    expect(gemma.renderChat({ messages: [user("x")], tools })).toContain(
-      '<|tool>declaration:f{description:<|"|>d<|"|>,parameters:{properties:{' +
-        'e:{enum:[<|"|>x<|"|>,<|"|>y<|"|>],type:<|"|>STRING<|"|>},o:{properties:{},type:<|"|>OBJECT<|"|>},' +
-        't:{nullable:true,type:<|"|>STRING<|"|>},u:{nullable:true,type:<|"|>INTEGER<|"|>}},' +
-        'type:<|"|>OBJECT<|"|>}}<tool|><turn|>\n',
-    );
-  });
+      );
+      expect(gemma.renderChat({ messages: [user("x")], tools })).toContain(
+        '<|tool>declaration:f{description:<|"|>d<|"|>,parameters:{properties:{' +
+          'e:{enum:[<|"|>x<|"|>,<|"|>y<|"|>],type:<|"|>STRING<|"|>},o:{properties:{},type:<|"|>OBJECT<|"|>},' +
+          't:{nullable:true,type:<|"|>STRING<|"|>},u:{nullable:true,type:<|"|>INTEGER<|"|>}},' +
+          'type:<|"|>OBJECT<|"|>}}<tool|><turn|>\n',
+      );
+    });
 
-  test("bridges over text and over calls", () => {
-    const messages = [user("x"), assistant("y"), user("z")];
-    expect(shown(gemma, gemma.encodeBridge({ messages })!)).toBe(
-      `<turn|>\n<|turn>user\nz<turn|>\n${thoughtless}`,
-    );
-    const made = { id: "c", name: "get", arguments: new Map([["q", "x"]]) };
-    const called: ChatMessage[] = [
-      user("x"),
-      { role: "assistant", content: "let me see", toolCalls: [made] },
-      { role: "tool", toolCallId: "c", content: '{"t":1}' },
-    ];
-    expect(shown(gemma, gemma.encodeBridge({ messages: called })!)).toBe(
-      '<|tool_response>response:get{value:<|"|>{"t":1}<|"|>}<tool_response|>',
-    );
-  });
-});
+    test("bridges over text and over calls", () => {
+      const messages = [user("x"), assistant("y"), user("z")];
+      expect(shown(gemma, gemma.encodeBridge({ messages })!)).toBe(
+        `<turn|>\n<|turn>user\nz<turn|>\n${thoughtless}`,
+      );
+      const made = { id: "c", name: "get", arguments: new Map([["q", "x"]]) };
+      const called: ChatMessage[] = [
+        user("x"),
+        { role: "assistant", content: "let me see", toolCalls: [made] },
+        { role: "tool", toolCallId: "c", content: '{"t":1}' },
+      ];
+      expect(shown(gemma, gemma.encodeBridge({ messages: called })!)).toBe(
+        '<|tool_response>response:get{value:<|"|>{"t":1}<|"|>}<tool_response|>',
+      );
+    });
+  },
+);

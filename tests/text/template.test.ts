@@ -13,11 +13,15 @@ describe("chat templates", () => {
     expect(render("{{ value.a[0] }} {{ value.a[1] }} {{ value.b }}", json)).toBe(
       "9007199254740993 1.0 1",
     );
-    expect(render("{{ value.a[0] is integer }} {{ value.a[1] is integer }}", json)).toBe("true false");
+    expect(render("{{ value.a[0] is integer }} {{ value.a[1] is integer }}", json)).toBe(
+      "true false",
+    );
   });
 
   test("numbers still count", () => {
-    expect(render("{{ 'yes' if value.a > 1.5 and value.b == 3 }}", '{"a": 2.0, "b": 3}')).toBe("yes");
+    expect(render("{{ 'yes' if value.a > 1.5 and value.b == 3 }}", '{"a": 2.0, "b": 3}')).toBe(
+      "yes",
+    );
   });
 
   test("dictsort is case-insensitive, by code points", () => {
@@ -35,7 +39,10 @@ describe("chat templates", () => {
 
   test("what a template refuses is the messages' fault, everything else its own", () => {
     expect(() => render("{{ raise_exception('no ' ~ value) }}", '"tool"')).toThrow(
-      expect.objectContaining({ code: "text.messages", message: "the chat template refuses: no tool" }),
+      expect.objectContaining({
+        code: "text.messages",
+        message: "the chat template refuses: no tool",
+      }),
     );
     expect(() => render("{{ value.x.y.z() }}", "{}")).toThrow(
       expect.objectContaining({ code: "text.template" }),
@@ -49,7 +56,8 @@ describe("chat templates", () => {
     expect(() => render("{% for a in range(99999999) %}{% endfor %}", "1")).toThrow(/too long/);
     const loop = new ChatTemplate("{% for a in range(100) %}{{ a }}{% endfor %}", 50);
     expect(() => loop.render({})).toThrow(/more than 50 steps/);
-    const growing = "{% set ns = namespace(s='0123456789abcdef') %}{% for a in range(21) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}";
+    const growing =
+      "{% set ns = namespace(s='0123456789abcdef') %}{% for a in range(21) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}";
     expect(() => render(growing, "1")).toThrow(/characters, at most/);
     expect(() => render("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "1")).toThrow(
       /chat template/,

@@ -73,11 +73,15 @@ function conformance(fixture: Fixture, library: Library): void {
       }
     });
 
-    test.each(Object.entries(longTexts))("100,000 characters: %s", (_, text) => {
-      const ids = tokenizer.encode(text, plain);
-      expect(ids.length).toBeLessThanOrEqual(3 * text.length);
-      expect(decode(tokenizer, ids)).toBe(text);
-    }, LOAD_MS);
+    test.each(Object.entries(longTexts))(
+      "100,000 characters: %s",
+      (_, text) => {
+        const ids = tokenizer.encode(text, plain);
+        expect(ids.length).toBeLessThanOrEqual(3 * text.length);
+        expect(decode(tokenizer, ids)).toBe(text);
+      },
+      LOAD_MS,
+    );
 
     test("nothing for nothing", () => {
       expect(tokenizer.encode("", plain)).toEqual([]);
@@ -140,20 +144,24 @@ for (const fixture of fixtures) {
     test.skip(`${fixture.name}, both alike: ${reason}`, () => {});
     continue;
   }
-  test(`${fixture.name}: both libraries give the same ids`, () => {
-    const [native, script] = names.map((name) => opened.get(name)!);
-    expect(native!.vocabularySize).toBe(script!.vocabularySize);
-    for (const text of [...texts, ...Object.values(longTexts)]) {
-      for (const specials of text.length > 1000 ? [false] : [false, true]) {
-        const [a, b] = [native!.encode(text, { specials }), script!.encode(text, { specials })];
-        expect(a.join(" ") === b.join(" ")).toBe(true);
+  test(
+    `${fixture.name}: both libraries give the same ids`,
+    () => {
+      const [native, script] = names.map((name) => opened.get(name)!);
+      expect(native!.vocabularySize).toBe(script!.vocabularySize);
+      for (const text of [...texts, ...Object.values(longTexts)]) {
+        for (const specials of text.length > 1000 ? [false] : [false, true]) {
+          const [a, b] = [native!.encode(text, { specials }), script!.encode(text, { specials })];
+          expect(a.join(" ") === b.join(" ")).toBe(true);
+        }
       }
-    }
-    for (const name of names) {
-      opened.get(name)!.close();
-      opened.delete(name);
-    }
-  }, LOAD_MS);
+      for (const name of names) {
+        opened.get(name)!.close();
+        opened.delete(name);
+      }
+    },
+    LOAD_MS,
+  );
 }
 
 describe("files that are no tokenizer", () => {
@@ -163,7 +171,11 @@ describe("files that are no tokenizer", () => {
   const model = { type: "BPE", vocab: { a: 0 }, merges: [] };
   const files: readonly (readonly [string, string, RegExp])[] = [
     ["not JSON", "{", /tokenizer/],
-    ["another model", JSON.stringify({ decoder, model: { ...model, type: "Unigram", vocab: [] } }), /Unigram/],
+    [
+      "another model",
+      JSON.stringify({ decoder, model: { ...model, type: "Unigram", vocab: [] } }),
+      /Unigram/,
+    ],
     ["a dropout", JSON.stringify({ decoder, model: { ...model, dropout: 0.1 } }), /dropout/],
     ["another decoder", JSON.stringify({ decoder: { type: "WordPiece" }, model }), /WordPiece/],
     ["no decoder", JSON.stringify({ model }), /decoder is missing/],
@@ -187,7 +199,9 @@ describe("files that are no tokenizer", () => {
     test.skipIf(library.skip !== undefined)(
       `${library.name}: a missing file is named ${library.skip ?? ""}`,
       () => {
-        expect(() => openTokenizer(join(folder, "missing.json"), library.path)).toThrow(/missing.json/);
+        expect(() => openTokenizer(join(folder, "missing.json"), library.path)).toThrow(
+          /missing.json/,
+        );
       },
     );
   }
