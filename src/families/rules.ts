@@ -18,7 +18,10 @@ export function packageRules<Config>(family: Family<Config>): PackageRules {
   };
 }
 
-function checkManifest<Config>(family: Family<Config>, manifest: Manifest): void {
+function checkManifest<Config>(
+  family: Family<Config>,
+  manifest: Pick<Manifest, "arch" | "quant">,
+): void {
   const baseline = baselineOf(family, manifest.arch);
   if (baseline !== undefined)
     checkArch(manifest.arch, baseline, `the released ${family.id} checkpoint`);

@@ -219,7 +219,7 @@ export type QuantWidths = Readonly<Record<QuantSlotName, readonly number[]>>;
  *
  * @throws MferenceError "format.manifest"
  */
-export function checkQuantSlots(manifest: Manifest, widths: QuantWidths): void {
+export function checkQuantSlots(manifest: Pick<Manifest, "quant">, widths: QuantWidths): void {
   const { quant } = manifest;
   if (quant === undefined) return fail("manifest.quant is required");
   for (const name of QUANT_SLOTS) {

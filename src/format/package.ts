@@ -46,14 +46,14 @@ export interface PackageRules {
   /** The name of the family. */
   readonly id: string;
   /** Checks architecture and quantization of the manifest. */
-  checkManifest(manifest: Manifest): void;
+  checkManifest(manifest: Pick<Manifest, "arch" | "quant">): void;
   /** Checks that config, manifest, resident tensors and experts fit together and are complete. */
   checkContents(contents: PackageContents): void;
 }
 
 /** The parts of a package that a family checks together. */
 export interface PackageContents {
-  readonly manifest: Manifest;
+  readonly manifest: Pick<Manifest, "arch">;
   readonly config: JsonValue;
   readonly resident: ReadonlyMap<string, ResidentTensor>;
   readonly layers: readonly LayerLayout[];
@@ -306,7 +306,8 @@ function measureLayer(root: string, layer: LayerLayout, manifest: Manifest): Pac
   return { ...place, sizeBytes: record.size, sha256: record.sha256, subTensors: layer.subTensors };
 }
 
-function residentTensors(index: ResidentIndex): ReadonlyMap<string, ResidentTensor> {
+/** The tensors of an index with the widths of their codes. */
+export function residentTensors(index: ResidentIndex): ReadonlyMap<string, ResidentTensor> {
   const tensors = new Map<string, ResidentTensor>();
   for (const entry of index.entries.values()) tensors.set(entry.name, withWidth(entry));
   return tensors;

@@ -1,7 +1,7 @@
 import { MferenceError } from "../util/errors.ts";
 import type { AnyFamily } from "../families/index.ts";
 import type { ExpertSpec, Family, ResidentSpec, TensorRole } from "../families/family.ts";
-import { checkResident } from "../families/rules.ts";
+import { checkResident, packageRules } from "../families/rules.ts";
 import type { JsonValue } from "../format/json.ts";
 import {
   checkSubTensors,
@@ -23,6 +23,7 @@ import {
   type QuantSlotName,
   type QuantSlots,
 } from "../format/manifest.ts";
+import { residentTensors } from "../format/package.ts";
 import { EXPERTS_FOLDER, layerFileName, WEIGHTS_FILE } from "../format/paths.ts";
 import { isSameShape, logicalShape, quantOf, type Quantization } from "../format/quant.ts";
 import { placeResident, type ResidentIndex, type ResidentItem } from "../format/resident.ts";
@@ -114,9 +115,19 @@ function planFor<Config>(family: Family<Config>, input: PlanInput): InstallPlan 
     }));
   const copies = [...residentCopies(placed, resident), ...expertCopies(layout, experts)];
   const weights = { path: WEIGHTS_FILE, bytes: resident.indexBytes + resident.residentBytes };
+  const quant = quantSlots({ specs, placed, experts, quantization: input.quantization });
+  // What loading would refuse is refused before gigabytes are copied.
+  const rules = packageRules(family);
+  rules.checkManifest({ arch, quant });
+  rules.checkContents({
+    manifest: { arch },
+    config: input.config,
+    resident: residentTensors(resident),
+    layers: layout.layers,
+  });
   return {
     arch,
-    quant: quantSlots({ specs, placed, experts, quantization: input.quantization }),
+    quant,
     resident,
     layout,
     outputs: [weights, ...layerOutputs],

@@ -234,6 +234,23 @@ describe("installLocal", () => {
     expect(listing(models)).toEqual(["x.gturbo", "x.gturbo.install.lock"]);
   });
 
+  test("begins again after a run that was killed while copying", async () => {
+    const models = temporaryFolder();
+    const module = path.resolve(import.meta.dir, "../../src/install/install.ts");
+    const code = `
+      import { installLocal } from ${JSON.stringify(module)};
+      const onProgress = ({ phase, doneBytes, totalBytes }) => {
+        if (phase === "copying" && doneBytes > totalBytes / 2) process.kill(process.pid, "SIGKILL");
+      };
+      await installLocal({ source: ${JSON.stringify(source)}, name: "x", models: ${JSON.stringify(models)}, onProgress });`;
+    await Bun.spawn([process.execPath, "-e", code]).exited;
+    expect(listing(models)).toEqual(["x.gturbo.install.lock", "x.gturbo.partial"]);
+    const { directory } = await install({ models });
+    expect(listing(models)).toEqual(["x.gturbo", "x.gturbo.install.lock"]);
+    const [again, clean] = [await open(directory), await open((await install()).directory)];
+    expect(again.manifest).toEqual(clean.manifest);
+  });
+
   test("does not follow links in its way", async () => {
     for (const name of ["x.gturbo", "x.gturbo.partial", "x.gturbo.install.lock"]) {
       const models = temporaryFolder();

@@ -153,6 +153,15 @@ describe("the released 26B-A4B", () => {
     });
   });
 
+  test("must be the released architecture wholly", () => {
+    const other = structuredClone(config) as any;
+    other.text_config.sliding_window = 512;
+    const input = { family: gemma4, config: other as JsonValue, quantization, tensors };
+    expect(() => planInstall(input)).toThrow(
+      "arch.slidingWindow is 512; the released gemma4 checkpoint says 1024",
+    );
+  });
+
   test("equals the family's baseline and summarises the widths", () => {
     expect(plan.arch).toEqual(gemma4.baselines[0]!);
     expect(Object.values(plan.quant).map(({ weightBits }) => weightBits)).toEqual([4, 4, 8, 4, 4]);
