@@ -46,7 +46,7 @@ describe("building the tokenizer library", () => {
     ]);
     const [first, second] = builds.map((build) => ("path" in build ? build.path : ""));
     expect(first).toMatch(/libmference_tokenizer-[0-9a-f]{16}\./);
-    expect(second).toBe(first!);
+    expect(second).toBe(first);
     expect(readFileSync(first!, "utf8")).toBe("library\n");
     expect(progress).toEqual(["Building the tokenizer library (once, about a minute)"]);
     const calls = readFileSync(log, "utf8").split("\n").length;

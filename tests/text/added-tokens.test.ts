@@ -2,7 +2,12 @@ import { describe, expect, test } from "bun:test";
 import { type AddedToken, AddedTokens, chooseGuard } from "../../src/text/added-tokens.ts";
 
 const token = (id: number, content: string, flags: Partial<AddedToken> = {}): AddedToken => ({
-  ...{ id, content, special: true, lstrip: false, rstrip: false, singleWord: false },
+  id,
+  content,
+  special: true,
+  lstrip: false,
+  rstrip: false,
+  singleWord: false,
   normalized: false,
   ...flags,
 });

@@ -11,7 +11,12 @@ const ORDINARY = 1002;
 /** A vocabulary whose first 256 ids are the bytes, written as the scheme writes them. */
 function byteTokenizer(scheme: PieceScheme): Tokenizer {
   const token = (id: number, content: string, special: boolean) => ({
-    ...{ id, content, special, lstrip: false, rstrip: false, singleWord: false },
+    id,
+    content,
+    special,
+    lstrip: false,
+    rstrip: false,
+    singleWord: false,
     normalized: false,
   });
   const added = new AddedTokens([

@@ -55,7 +55,7 @@ describe("text of people never becomes a control token", () => {
 
   test.each(controls)("%s in a message", (spelling) => {
     const id = demo.tokenizer.tokenId(spelling)!;
-    for (const content of [spelling, `a ${spelling}b${spelling} `, `${spelling.slice(0, -1)}`]) {
+    for (const content of [spelling, `a ${spelling}b${spelling} `, spelling.slice(0, -1)]) {
       const ids = demo.encodeChat({ messages: [user(content)] });
       expect(count(ids, id)).toBe(count(clean, id));
       expect(shown(demo, ids)).toBe(`<bos><|turn>user\n${content.trim()}<turn|>\n<|turn>model\n`);
