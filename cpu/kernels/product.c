@@ -33,7 +33,7 @@ int mf_product_begin(const mf_task *task, const char *kernel, const mf_shape *sh
     if (task->thread == 0) mf_fail(task, "%s expects %s, found %u", kernel, wanted, found);
     return 0;
   }
-  *format = (mf_format){shape->columns / MF_GROUP_SIZE, shape->bits, shape->activation_bits == 16 ? 2 : 3};
+  *format = (mf_format){shape->columns / MF_GROUP_SIZE, shape->bits, shape->activation_bits == 16 ? 1 : 2};
   return 1;
 }
 

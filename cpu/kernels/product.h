@@ -1,14 +1,16 @@
 // Products with affine-quantised matrices: what an instruction set gives to the drivers in matmul.c and
 // moe.c. This file knows neither tasks nor threads nor experts.
 //
-// One formula holds on every path, for every batch and every way of dividing the work, bit for bit:
-//   x[g] becomes integers q of 16 or 24 bits and one scale for each group g of 64:  x = xScale * q
-//   sum[g] = xScale[g] * sum(q)          of the rounded activations: then rounding errors weigh less
-//   dot[g] = sum(code * q)               exact, in integers; a third digit is added in float32
-//   lane[g % 16] += bias[g] * sum[g]     in the order of g, fused multiply and add
+// One formula holds on every path, for every batch and every way of dividing the work, bit for bit. For each
+// group g of 64 columns, with M = 8 (codes of 4 bits) or 128 (of 8), the middle of the codes:
+//   x = xScale[g] * q, in integers q of 16 bits (fast), or of 30, q = high * 2^15 + low (exact)
+//   sum[g] = xScale[g] * sum(q)             of the rounded activations: then rounding errors weigh less
+//   dot[g] = sum((code - M) * q)            exact in integers, as sum(code * q) - M * sum(q)
+//   lane[g % 16] += (bias[g] + M * scale[g]) * sum[g]      in the order of g, fused multiply and add
 //   lane[g % 16] += dot[g] * (scale[g] * xScale[g])
 //   y = the sixteen lanes, the upper half added to the lower one four times
-// Since dots are exact integers their order is free: each path lays out q as its instructions like it.
+// Since dots are exact their order is free, and each path lays q out as its instructions like it. Codes
+// taken from their middle make terms that hardly cancel, which float32 accumulation of weights has not.
 #ifndef MF_PRODUCT_H
 #define MF_PRODUCT_H
 #include <stddef.h>
@@ -22,7 +24,7 @@ enum { MF_LANES = 16 };  // running sums of an output
 typedef struct {
   uint32_t groups;  // of 64 columns
   uint32_t bits;    // of a code: 4 or 8
-  uint32_t digits;  // bytes of an activation: 2 or 3
+  uint32_t parts;   // 16-bit parts of an activation: 1 or 2
 } mf_format;
 
 // Consecutive rows of a matrix: where the first one begins in each of its three arrays. Any even address.
@@ -58,10 +60,12 @@ static inline uint32_t mf_padded(uint32_t groups) {
   return (groups + MF_LANES - 1) / MF_LANES * MF_LANES;
 }
 
-// A vector made ready: scales, sums, then the digits, all padded to whole runs of sixteen groups.
+// A vector made ready: scales, sums and M * sum(q), of high and low parts, then the integers; all padded to
+// whole runs of sixteen groups.
+enum { MF_VECTOR_ARRAYS = 4 };
 static inline size_t mf_vector_bytes(const mf_format *format) {
-  size_t digit_bytes = format->digits == 2 ? 2 : 4;
-  return mf_padded(format->groups) * (2 * sizeof(float) + MF_GROUP_SIZE * digit_bytes);
+  const size_t group_bytes = MF_VECTOR_ARRAYS * sizeof(float) + format->parts * MF_GROUP_SIZE * sizeof(int16_t);
+  return mf_padded(format->groups) * group_bytes;
 }
 static inline float *mf_vector_scales(const void *vector) {
   return (float *)(uintptr_t)vector;
@@ -69,10 +73,20 @@ static inline float *mf_vector_scales(const void *vector) {
 static inline float *mf_vector_sums(const mf_format *format, const void *vector) {
   return mf_vector_scales(vector) + mf_padded(format->groups);
 }
-static inline void *mf_vector_digits(const mf_format *format, const void *vector) {
-  return mf_vector_scales(vector) + 2 * (size_t)mf_padded(format->groups);
+static inline int32_t *mf_vector_middles(const mf_format *format, const void *vector, uint32_t part) {
+  return (int32_t *)(uintptr_t)vector + (2 + part) * (size_t)mf_padded(format->groups);
+}
+// Values (16-bit ones, or digits of 8 bits) of one part.
+static inline size_t mf_vector_step(const mf_format *format) {
+  return (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+}
+static inline void *mf_vector_integers(const mf_format *format, const void *vector) {
+  return mf_vector_scales(vector) + MF_VECTOR_ARRAYS * (size_t)mf_padded(format->groups);
 }
 
+static inline int32_t mf_middle(uint32_t bits) {
+  return bits == 4 ? 8 : 128;
+}
 static inline size_t mf_code_bytes(const mf_format *format) {
   return (size_t)format->groups * MF_GROUP_SIZE * format->bits / 8;
 }

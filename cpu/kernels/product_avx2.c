@@ -9,7 +9,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 // 8-bit codes: a group's values in order. 4-bit codes: four runs of sixteen, run i of the elements 4j + i,
-// since that nibble of a 16-bit word of codes meets it after a shift. Third digits follow, laid out alike.
+// since that nibble of a 16-bit word of codes meets it after a shift. Low parts follow all high ones.
 INLINE void store_group(uint32_t bits, const int32_t *values, int16_t *to) {
   if (bits == 8) {
     for (int i = 0; i < MF_GROUP_SIZE; i++) to[i] = (int16_t)values[i];
@@ -21,21 +21,12 @@ INLINE void store_group(uint32_t bits, const int32_t *values, int16_t *to) {
 }
 
 static void prepare(const mf_format *format, const float *x, void *vector) {
-  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  int16_t *digits = mf_vector_digits(format, vector);
-  size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
-  for (uint32_t g = 0; g < format->groups; g++) {
-    int32_t q[MF_GROUP_SIZE], low[MF_GROUP_SIZE];
-    size_t at = (size_t)g * MF_GROUP_SIZE;
-    scales[g] = mf_quantise(x + at, format->digits, q, &sums[g]);
-    if (format->digits == 3) {
-      for (int i = 0; i < MF_GROUP_SIZE; i++) {
-        low[i] = (int32_t)((uint32_t)q[i] << 24) >> 24;
-        q[i] = (q[i] - low[i]) >> 8;
-      }
-      store_group(format->bits, low, digits + third + at);
-    }
-    store_group(format->bits, q, digits + at);
+  int16_t *to = mf_vector_integers(format, vector);
+  for (uint32_t g = 0; g < format->groups; g++, to += MF_GROUP_SIZE) {
+    mf_integers q;
+    mf_quantise(format, x, g, vector, &q);
+    store_group(format->bits, q.high, to);
+    if (format->parts == 2) store_group(format->bits, q.low, to + mf_vector_step(format));
   }
   mf_clear_padding(format, vector);
 }
@@ -76,11 +67,12 @@ INLINE __m256i fold4(const __m256i d[4]) {
   return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
 }
 
-// Eight groups' sums to one a lane, in order, as floats.
-INLINE __m256 fold8(const __m256i d[8]) {
+// Eight groups' sums to one a lane, in order, less those of the codes' middle, as floats.
+INLINE __m256 fold8(const __m256i d[8], const int32_t *middles) {
   __m256i a = fold4(d), b = fold4(d + 4);
   __m256i low = _mm256_permute2x128_si256(a, b, 0x20), high = _mm256_permute2x128_si256(a, b, 0x31);
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(low, high));
+  __m256i sum = _mm256_sub_epi32(_mm256_add_epi32(low, high), _mm256_load_si256((const __m256i *)middles));
+  return _mm256_cvtepi32_ps(sum);
 }
 
 // n <= 8 BF16 numbers as floats, zeros after them; reads nothing beyond them.
@@ -104,25 +96,27 @@ INLINE __m256 bf16_load(const uint8_t *p, const uint32_t n) {
 enum { AHEAD_BYTES = 384 };  // prefetched ahead; any of 128 .. 640 does
 
 // Adds groups g .. g + n - 1 (n <= 8) of one row to their lanes.
-INLINE __m256 block(const int bits, const int digits, const uint32_t n, const mf_format *format,
+INLINE __m256 block(const int bits, const int parts, const uint32_t n, const mf_format *format,
                     const mf_rows *row, uint32_t g, const void *vector, __m256 lanes) {
-  const size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
-  const int16_t *x = (const int16_t *)mf_vector_digits(format, vector) + (size_t)g * MF_GROUP_SIZE;
+  const int16_t *x = (const int16_t *)mf_vector_integers(format, vector) + (size_t)g * MF_GROUP_SIZE;
   const uint8_t *codes = row->codes + (size_t)g * MF_GROUP_SIZE * bits / 8;
-  __m256i whole[8], rest[8];
+  __m256i high[8], low[8];
 #pragma GCC unroll 8
   for (uint32_t i = 0; i < 8; i++) {
-    whole[i] = rest[i] = _mm256_setzero_si256();
+    high[i] = low[i] = _mm256_setzero_si256();
     if (i >= n) continue;
     const uint8_t *at = codes + (size_t)i * MF_GROUP_SIZE * bits / 8;
     if (bits == 8 || i % 2 == 0) _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T1);
     codes16 wide = widen(bits, at);
-    whole[i] = group_dot(wide, x + MF_GROUP_SIZE * i);
-    if (digits == 3) rest[i] = group_dot(wide, x + third + MF_GROUP_SIZE * i);
+    high[i] = group_dot(wide, x + MF_GROUP_SIZE * i);
+    if (parts == 2) low[i] = group_dot(wide, x + mf_vector_step(format) + MF_GROUP_SIZE * i);
   }
-  __m256 dot = fold8(whole);
-  if (digits == 3) dot = _mm256_fmadd_ps(dot, _mm256_set1_ps(256.0f), fold8(rest));
+  __m256 dot = fold8(high, mf_vector_middles(format, vector, 0) + g);
+  if (parts == 2) {
+    dot = _mm256_fmadd_ps(dot, _mm256_set1_ps(32768.0f), fold8(low, mf_vector_middles(format, vector, 1) + g));
+  }
   __m256 scale = bf16_load(row->scales + 2 * (size_t)g, n), bias = bf16_load(row->biases + 2 * (size_t)g, n);
+  bias = _mm256_fmadd_ps(scale, _mm256_set1_ps((float)mf_middle(bits)), bias);
   lanes = _mm256_fmadd_ps(bias, _mm256_load_ps(mf_vector_sums(format, vector) + g), lanes);
   scale = _mm256_mul_ps(scale, _mm256_load_ps(mf_vector_scales(vector) + g));
   return _mm256_fmadd_ps(dot, scale, lanes);
@@ -135,7 +129,7 @@ INLINE float add_lanes(const __m256 lanes[2]) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-INLINE void two_rows(const int bits, const int digits, const mf_format *format, const mf_rows row[2],
+INLINE void two_rows(const int bits, const int parts, const mf_format *format, const mf_rows row[2],
                      const void *vector, float *const y[2]) {
   __m256 lanes[2][2];
   for (int side = 0; side < 2; side++) lanes[side][0] = lanes[side][1] = _mm256_setzero_ps();
@@ -144,7 +138,7 @@ INLINE void two_rows(const int bits, const int digits, const mf_format *format, 
     for (int side = 0; side < 2; side++) {
       for (int half = 0; half < 2; half++) {
         __m256 *sum = &lanes[side][half];
-        *sum = block(bits, digits, 8, format, &row[side], g + 8 * half, vector, *sum);
+        *sum = block(bits, parts, 8, format, &row[side], g + 8 * half, vector, *sum);
       }
     }
   }
@@ -152,30 +146,30 @@ INLINE void two_rows(const int bits, const int digits, const mf_format *format, 
     uint32_t n = format->groups - g < 8 ? format->groups - g : 8;
     for (int side = 0; side < 2; side++) {
       __m256 *sum = &lanes[side][half];
-      *sum = n == 8 ? block(bits, digits, 8, format, &row[side], g, vector, *sum)
-                    : block(bits, digits, n, format, &row[side], g, vector, *sum);
+      *sum = n == 8 ? block(bits, parts, 8, format, &row[side], g, vector, *sum)
+                    : block(bits, parts, n, format, &row[side], g, vector, *sum);
     }
     g += n;
   }
   for (int side = 0; side < 2; side++) *y[side] = add_lanes(lanes[side]);
 }
 
-INLINE void multiply_as(const int bits, const int digits, const mf_format *format, const mf_band *band,
+INLINE void multiply_as(const int bits, const int parts, const mf_format *format, const mf_band *band,
                         const mf_column *columns, uint32_t count) {
   for (uint32_t r = 0; r < band->count; r++) {
     const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
     for (uint32_t c = 0; c < count; c++) {
       float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
-      two_rows(bits, digits, format, row, columns[c].x, y);
+      two_rows(bits, parts, format, row, columns[c].x, y);
     }
   }
 }
 
 static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
-  if (format->bits == 4 && format->digits == 2) multiply_as(4, 2, format, band, columns, count);
-  else if (format->bits == 4) multiply_as(4, 3, format, band, columns, count);
-  else if (format->digits == 2) multiply_as(8, 2, format, band, columns, count);
-  else multiply_as(8, 3, format, band, columns, count);
+  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns, count);
+  else if (format->bits == 4) multiply_as(4, 2, format, band, columns, count);
+  else if (format->parts == 1) multiply_as(8, 1, format, band, columns, count);
+  else multiply_as(8, 2, format, band, columns, count);
 }
 
 static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {

@@ -1,4 +1,4 @@
-// Products with AVX-512 VNNI: activations as signed bytes (digits), codes as unsigned ones.
+// Products with AVX-512 VNNI: activations as signed bytes, two digits for each 16-bit part, codes as unsigned.
 // Two lines of 64 codes bytes, one of each run, are taken in turn, so that both streams stay in flight.
 #include <immintrin.h>
 
@@ -24,39 +24,41 @@ static void store_digit(uint32_t bits, uint32_t g, const int8_t *digit, int8_t *
 }
 
 static void prepare(const mf_format *format, const float *x, void *vector) {
-  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  int8_t *digits = mf_vector_digits(format, vector);
-  size_t step = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  const size_t step = mf_vector_step(format);
+  int8_t *to = mf_vector_integers(format, vector);
   for (uint32_t g = 0; g < format->groups; g++) {
-    int32_t q[MF_GROUP_SIZE];
-    int8_t digit[MF_GROUP_SIZE];
-    scales[g] = mf_quantise(x + (size_t)g * MF_GROUP_SIZE, format->digits, q, &sums[g]);
-    for (uint32_t d = format->digits; d-- > 0;) {
-      mf_take_digit(q, digit);
-      store_digit(format->bits, g, digit, digits + d * step);
+    mf_integers q;
+    int8_t high[MF_GROUP_SIZE], low[MF_GROUP_SIZE];
+    mf_quantise(format, x, g, vector, &q);
+    for (uint32_t part = 0; part < format->parts; part++) {
+      mf_digits(part ? q.low : q.high, high, low);
+      store_digit(format->bits, g, high, to + 2 * part * step);
+      store_digit(format->bits, g, low, to + (2 * part + 1) * step);
     }
   }
   mf_clear_padding(format, vector);
 }
 
-// The dots' whole part (of the two high digits) and the rest (of the third).
+// Partial dots of the two parts.
 typedef struct {
-  __m512i whole, rest;
-} parts;
+  __m512i high, low;
+} partial;
 
-INLINE __m512i line_dot(const int bits, __m512i low, __m512i high, const int8_t *x, __m512i sum) {
-  sum = _mm512_dpbusd_epi32(sum, low, _mm512_loadu_si512(x));
-  return bits == 4 ? _mm512_dpbusd_epi32(sum, high, _mm512_loadu_si512(x + 64)) : sum;
+INLINE __m512i digit_dot(const int bits, __m512i low, __m512i high, const int8_t *x, __m512i sum) {
+  sum = _mm512_dpbusd_epi32(sum, low, _mm512_load_si512(x));
+  return bits == 4 ? _mm512_dpbusd_epi32(sum, high, _mm512_load_si512(x + 64)) : sum;
 }
 
 // One line of codes: for 4 bits lanes 0-7 belong to one group and 8-15 to the next, for 8 bits all to one.
-INLINE parts line(const int bits, const int digits, __m512i codes, const int8_t *x, size_t step) {
+INLINE partial line(const int bits, const int parts, __m512i codes, const int8_t *x, size_t step) {
   const __m512i mask = _mm512_set1_epi8(15), zero = _mm512_setzero_si512();
-  __m512i low = bits == 4 ? _mm512_and_si512(codes, mask) : codes;
-  __m512i high = bits == 4 ? _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask) : zero;
-  __m512i first = _mm512_slli_epi32(line_dot(bits, low, high, x, zero), 8);
-  parts sum = {line_dot(bits, low, high, x + step, first), zero};
-  if (digits == 3) sum.rest = line_dot(bits, low, high, x + 2 * step, zero);
+  const __m512i low = bits == 4 ? _mm512_and_si512(codes, mask) : codes;
+  const __m512i high = bits == 4 ? _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask) : zero;
+  partial sum = {_mm512_slli_epi32(digit_dot(bits, low, high, x, zero), 8), zero};
+  sum.high = digit_dot(bits, low, high, x + step, sum.high);
+  if (parts == 1) return sum;
+  sum.low = _mm512_slli_epi32(digit_dot(bits, low, high, x + 2 * step, zero), 8);
+  sum.low = digit_dot(bits, low, high, x + 3 * step, sum.low);
   return sum;
 }
 
@@ -102,48 +104,54 @@ typedef struct {
 } source;
 
 // Lines 4 * quad .. 4 * quad + 3, folded.
-INLINE parts four_lines(const int bits, const int digits, source from, const uint32_t quad) {
+INLINE partial four_lines(const int bits, const int parts, source from, const uint32_t quad) {
   const uint32_t lines = bits == 8 ? from.n : (from.n + 1) / 2;
-  const parts zero = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  parts d[4];
+  const partial zero = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  partial d[4];
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < 4; i++) {
     const uint32_t p = 4 * quad + i;
     d[i] = zero;
     if (p >= lines) continue;
     _mm_prefetch((const char *)from.codes + 64 * (size_t)p + AHEAD_BYTES, _MM_HINT_T1);
-    d[i] = line(bits, digits, load_line(bits, from.codes, p, from.n), from.x + (512 / bits) * (size_t)p, from.step);
+    d[i] = line(bits, parts, load_line(bits, from.codes, p, from.n), from.x + (512 / bits) * (size_t)p, from.step);
   }
-  parts sum = {fold4(d[0].whole, d[1].whole, d[2].whole, d[3].whole), zero.rest};
-  if (digits == 3) sum.rest = fold4(d[0].rest, d[1].rest, d[2].rest, d[3].rest);
+  partial sum = {fold4(d[0].high, d[1].high, d[2].high, d[3].high), zero.low};
+  if (parts == 2) sum.low = fold4(d[0].low, d[1].low, d[2].low, d[3].low);
   return sum;
 }
 
-INLINE __m512 block_dots(const int bits, const int digits, source from) {
+// The dots of a block's groups, one a lane, of the codes taken from their middle.
+INLINE __m512 block_dots(const int bits, const int parts, source from, const int32_t *const middles[2]) {
   const __m512i zero = _mm512_setzero_si512();
-  parts e[4] = {four_lines(bits, digits, from, 0), four_lines(bits, digits, from, 1), {zero, zero}, {zero, zero}};
+  partial e[4] = {four_lines(bits, parts, from, 0), four_lines(bits, parts, from, 1), {zero, zero}, {zero, zero}};
   if (bits == 8) {
-    e[2] = four_lines(bits, digits, from, 2);
-    e[3] = four_lines(bits, digits, from, 3);
+    e[2] = four_lines(bits, parts, from, 2);
+    e[3] = four_lines(bits, parts, from, 3);
   }
-  __m512 dot = _mm512_cvtepi32_ps(fold_groups(bits, e[0].whole, e[1].whole, e[2].whole, e[3].whole));
-  if (digits == 2) return dot;
-  __m512 rest = _mm512_cvtepi32_ps(fold_groups(bits, e[0].rest, e[1].rest, e[2].rest, e[3].rest));
-  return _mm512_fmadd_ps(dot, _mm512_set1_ps(256.0f), rest);
+  __m512i high = fold_groups(bits, e[0].high, e[1].high, e[2].high, e[3].high);
+  __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(high, _mm512_load_si512(middles[0])));
+  if (parts == 1) return dot;
+  __m512i low = fold_groups(bits, e[0].low, e[1].low, e[2].low, e[3].low);
+  __m512 rest = _mm512_cvtepi32_ps(_mm512_sub_epi32(low, _mm512_load_si512(middles[1])));
+  return _mm512_fmadd_ps(dot, _mm512_set1_ps(32768.0f), rest);
 }
 
 // Adds groups g .. g + n - 1 (n <= 16) of one row to its lanes.
-INLINE __m512 block(const int bits, const int digits, const uint32_t n, const mf_format *format,
+INLINE __m512 block(const int bits, const int parts, const uint32_t n, const mf_format *format,
                     const mf_rows *row, uint32_t g, const void *vector, __m512 lanes) {
   const source from = {row->codes + (size_t)g * MF_GROUP_SIZE * bits / 8,
-                       (const int8_t *)mf_vector_digits(format, vector) + (size_t)g * MF_GROUP_SIZE,
-                       (size_t)mf_padded(format->groups) * MF_GROUP_SIZE, n};
+                       (const int8_t *)mf_vector_integers(format, vector) + (size_t)g * MF_GROUP_SIZE,
+                       mf_vector_step(format), n};
+  const int32_t *const middles[2] = {mf_vector_middles(format, vector, 0) + g,
+                                     mf_vector_middles(format, vector, 1) + g};
   const __mmask16 take = (__mmask16)((1u << n) - 1);
-  const __m512 dot = block_dots(bits, digits, from);
+  const __m512 dot = block_dots(bits, parts, from, middles);
   __m512 scale = bf16_load(row->scales + 2 * (size_t)g, take);
   __m512 bias = bf16_load(row->biases + 2 * (size_t)g, take);
-  lanes = _mm512_fmadd_ps(bias, _mm512_loadu_ps(mf_vector_sums(format, vector) + g), lanes);
-  scale = _mm512_mul_ps(scale, _mm512_loadu_ps(mf_vector_scales(vector) + g));
+  bias = _mm512_fmadd_ps(scale, _mm512_set1_ps((float)mf_middle(bits)), bias);
+  lanes = _mm512_fmadd_ps(bias, _mm512_load_ps(mf_vector_sums(format, vector) + g), lanes);
+  scale = _mm512_mul_ps(scale, _mm512_load_ps(mf_vector_scales(vector) + g));
   return _mm512_fmadd_ps(dot, scale, lanes);
 }
 
@@ -154,38 +162,38 @@ INLINE float add_lanes(__m512 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-INLINE void two_rows(const int bits, const int digits, const mf_format *format, const mf_rows row[2],
+INLINE void two_rows(const int bits, const int parts, const mf_format *format, const mf_rows row[2],
                      const void *vector, float *const y[2]) {
   __m512 lanes[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   uint32_t g = 0;
   for (; g + MF_LANES <= format->groups; g += MF_LANES) {
     for (int side = 0; side < 2; side++) {
-      lanes[side] = block(bits, digits, MF_LANES, format, &row[side], g, vector, lanes[side]);
+      lanes[side] = block(bits, parts, MF_LANES, format, &row[side], g, vector, lanes[side]);
     }
   }
   for (int side = 0; side < 2; side++) {
     uint32_t left = format->groups - g;
-    if (left) lanes[side] = block(bits, digits, left, format, &row[side], g, vector, lanes[side]);
+    if (left) lanes[side] = block(bits, parts, left, format, &row[side], g, vector, lanes[side]);
     *y[side] = add_lanes(lanes[side]);
   }
 }
 
-INLINE void multiply_as(const int bits, const int digits, const mf_format *format, const mf_band *band,
+INLINE void multiply_as(const int bits, const int parts, const mf_format *format, const mf_band *band,
                         const mf_column *columns, uint32_t count) {
   for (uint32_t r = 0; r < band->count; r++) {
     const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
     for (uint32_t c = 0; c < count; c++) {
       float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
-      two_rows(bits, digits, format, row, columns[c].x, y);
+      two_rows(bits, parts, format, row, columns[c].x, y);
     }
   }
 }
 
 static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
-  if (format->bits == 4 && format->digits == 2) multiply_as(4, 2, format, band, columns, count);
-  else if (format->bits == 4) multiply_as(4, 3, format, band, columns, count);
-  else if (format->digits == 2) multiply_as(8, 2, format, band, columns, count);
-  else multiply_as(8, 3, format, band, columns, count);
+  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns, count);
+  else if (format->bits == 4) multiply_as(4, 2, format, band, columns, count);
+  else if (format->parts == 1) multiply_as(8, 1, format, band, columns, count);
+  else multiply_as(8, 2, format, band, columns, count);
 }
 
 static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {

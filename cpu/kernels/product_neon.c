@@ -1,5 +1,5 @@
-// Products with NEON's dot products: activations as signed bytes (digits). 8-bit codes are taken apart into
-// nibbles, because a signed dot product wants signed bytes and a code of 8 bits is none.
+// Products with NEON's dot products: activations as signed bytes, two digits for each 16-bit part. 8-bit codes
+// become signed bytes by taking the middle off first; 4-bit codes are some, and it is taken off their dots.
 #include <arm_neon.h>
 
 #include "activation.h"
@@ -21,47 +21,46 @@ static void store_digit(uint32_t bits, const int8_t *digit, int8_t *to) {
 }
 
 static void prepare(const mf_format *format, const float *x, void *vector) {
-  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  int8_t *digits = mf_vector_digits(format, vector);
-  size_t step = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
-  for (uint32_t g = 0; g < format->groups; g++) {
-    int32_t q[MF_GROUP_SIZE];
-    int8_t digit[MF_GROUP_SIZE];
-    size_t at = (size_t)g * MF_GROUP_SIZE;
-    scales[g] = mf_quantise(x + at, format->digits, q, &sums[g]);
-    for (uint32_t d = format->digits; d-- > 0;) {
-      mf_take_digit(q, digit);
-      store_digit(format->bits, digit, digits + d * step + at);
+  const size_t step = mf_vector_step(format);
+  int8_t *to = mf_vector_integers(format, vector);
+  for (uint32_t g = 0; g < format->groups; g++, to += MF_GROUP_SIZE) {
+    mf_integers q;
+    int8_t high[MF_GROUP_SIZE], low[MF_GROUP_SIZE];
+    mf_quantise(format, x, g, vector, &q);
+    for (uint32_t part = 0; part < format->parts; part++) {
+      mf_digits(part ? q.low : q.high, high, low);
+      store_digit(format->bits, high, to + 2 * part * step);
+      store_digit(format->bits, low, to + (2 * part + 1) * step);
     }
   }
   mf_clear_padding(format, vector);
 }
 
-// A group's codes as nibbles. 4 bits: those of the even, then of the odd elements. 8 bits: the low nibbles
-// of the 64 elements, then the high ones.
-typedef struct {
-  int8x16_t part[8];
-} nibbles;
-
-INLINE nibbles split(const int bits, const uint8_t *codes) {
-  nibbles n;
-  const int vectors = bits == 8 ? 4 : 2;
-  for (int i = 0; i < vectors; i++) {
-    uint8x16_t v = vld1q_u8(codes + 16 * i);
-    n.part[i] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
-    n.part[vectors + i] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+// A group's codes as signed bytes, in the order of the digits; those of 8 bits less their middle.
+INLINE int8x16x4_t widen(const int bits, const uint8_t *codes) {
+  int8x16x4_t bytes;
+  if (bits == 8) {
+    for (int i = 0; i < 4; i++) {
+      bytes.val[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(codes + 16 * i), vdupq_n_u8(128)));
+    }
+    return bytes;
   }
-  return n;
+  for (int i = 0; i < 2; i++) {
+    const uint8x16_t v = vld1q_u8(codes + 16 * i);
+    bytes.val[i] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
+    bytes.val[2 + i] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+  }
+  return bytes;
 }
 
-INLINE int32x4_t digit_dot(const int bits, nibbles codes, const int8_t *x) {
-  int32x4_t sum = vdupq_n_s32(0), high = sum;
+// One 16-bit part: the digits at x, and those at x + step.
+INLINE int32x4_t part_dot(int8x16x4_t codes, const int8_t *x, size_t step) {
+  int32x4_t high = vdupq_n_s32(0), low = high;
   for (int i = 0; i < 4; i++) {
-    int8x16_t part = vld1q_s8(x + 16 * i);
-    sum = vdotq_s32(sum, codes.part[i], part);
-    if (bits == 8) high = vdotq_s32(high, codes.part[4 + i], part);
+    high = vdotq_s32(high, codes.val[i], vld1q_s8(x + 16 * i));
+    low = vdotq_s32(low, codes.val[i], vld1q_s8(x + step + 16 * i));
   }
-  return bits == 8 ? vaddq_s32(sum, vshlq_n_s32(high, 4)) : sum;
+  return vaddq_s32(vshlq_n_s32(high, 8), low);
 }
 
 INLINE int32x4_t fold4(const int32x4_t d[4]) {
@@ -82,27 +81,32 @@ INLINE float32x4_t bf16_load(const uint8_t *p, const uint32_t n) {
 }
 
 // Adds groups g .. g + n - 1 (n <= 4) of one row to their lanes.
-INLINE float32x4_t block(const int bits, const int digits, const uint32_t n, const mf_format *format,
+INLINE float32x4_t block(const int bits, const int parts, const uint32_t n, const mf_format *format,
                          const mf_rows *row, uint32_t g, const void *vector, float32x4_t lanes) {
-  const size_t step = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
-  const int8_t *x = (const int8_t *)mf_vector_digits(format, vector) + (size_t)g * MF_GROUP_SIZE;
+  const size_t step = mf_vector_step(format);
+  const int8_t *x = (const int8_t *)mf_vector_integers(format, vector) + (size_t)g * MF_GROUP_SIZE;
   const uint8_t *codes = row->codes + (size_t)g * MF_GROUP_SIZE * bits / 8;
-  int32x4_t whole[4], rest[4];
+  int32x4_t d[2][4];
 #pragma GCC unroll 4
   for (uint32_t i = 0; i < 4; i++, x += MF_GROUP_SIZE) {
-    whole[i] = rest[i] = vdupq_n_s32(0);
+    d[0][i] = d[1][i] = vdupq_n_s32(0);
     if (i >= n) continue;
-    nibbles split_codes = split(bits, codes + (size_t)i * MF_GROUP_SIZE * bits / 8);
-    int32x4_t first = digit_dot(bits, split_codes, x), second = digit_dot(bits, split_codes, x + step);
-    whole[i] = vaddq_s32(vshlq_n_s32(first, 8), second);
-    if (digits == 3) rest[i] = digit_dot(bits, split_codes, x + 2 * step);
+    const int8x16x4_t bytes = widen(bits, codes + (size_t)i * MF_GROUP_SIZE * bits / 8);
+    d[0][i] = part_dot(bytes, x, step);
+    if (parts == 2) d[1][i] = part_dot(bytes, x + 2 * step, step);
   }
-  float32x4_t dot = vcvtq_f32_s32(fold4(whole));
-  if (digits == 3) dot = vfmaq_n_f32(vcvtq_f32_s32(fold4(rest)), dot, 256.0f);
+  float32x4_t dot[2];
+  for (int part = 0; part < parts; part++) {
+    int32x4_t sum = fold4(d[part]);
+    if (bits == 4) sum = vsubq_s32(sum, vld1q_s32(mf_vector_middles(format, vector, (uint32_t)part) + g));
+    dot[part] = vcvtq_f32_s32(sum);
+  }
+  if (parts == 2) dot[0] = vfmaq_n_f32(dot[1], dot[0], 32768.0f);
   float32x4_t scale = bf16_load(row->scales + 2 * (size_t)g, n), bias = bf16_load(row->biases + 2 * (size_t)g, n);
+  bias = vaddq_f32(bias, vmulq_n_f32(scale, (float)mf_middle(bits)));
   lanes = vfmaq_f32(lanes, bias, vld1q_f32(mf_vector_sums(format, vector) + g));
   scale = vmulq_f32(scale, vld1q_f32(mf_vector_scales(vector) + g));
-  return vfmaq_f32(lanes, dot, scale);
+  return vfmaq_f32(lanes, dot[0], scale);
 }
 
 INLINE float add_lanes(const float32x4_t lanes[4]) {
@@ -111,7 +115,7 @@ INLINE float add_lanes(const float32x4_t lanes[4]) {
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 
-INLINE void two_rows(const int bits, const int digits, const mf_format *format, const mf_rows row[2],
+INLINE void two_rows(const int bits, const int parts, const mf_format *format, const mf_rows row[2],
                      const void *vector, float *const y[2]) {
   float32x4_t lanes[2][4];
   for (int i = 0; i < 4; i++) lanes[0][i] = lanes[1][i] = vdupq_n_f32(0.0f);
@@ -120,7 +124,7 @@ INLINE void two_rows(const int bits, const int digits, const mf_format *format, 
     for (int side = 0; side < 2; side++) {
       for (int i = 0; i < 4; i++) {
         float32x4_t *sum = &lanes[side][i];
-        *sum = block(bits, digits, 4, format, &row[side], g + 4 * (uint32_t)i, vector, *sum);
+        *sum = block(bits, parts, 4, format, &row[side], g + 4 * (uint32_t)i, vector, *sum);
       }
     }
   }
@@ -128,29 +132,29 @@ INLINE void two_rows(const int bits, const int digits, const mf_format *format, 
     uint32_t n = format->groups - g < 4 ? format->groups - g : 4;
     for (int side = 0; side < 2; side++) {
       float32x4_t *sum = &lanes[side][i];
-      *sum = block(bits, digits, n, format, &row[side], g, vector, *sum);
+      *sum = block(bits, parts, n, format, &row[side], g, vector, *sum);
     }
     g += n;
   }
   for (int side = 0; side < 2; side++) *y[side] = add_lanes(lanes[side]);
 }
 
-INLINE void multiply_as(const int bits, const int digits, const mf_format *format, const mf_band *band,
+INLINE void multiply_as(const int bits, const int parts, const mf_format *format, const mf_band *band,
                         const mf_column *columns, uint32_t count) {
   for (uint32_t r = 0; r < band->count; r++) {
     const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
     for (uint32_t c = 0; c < count; c++) {
       float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
-      two_rows(bits, digits, format, row, columns[c].x, y);
+      two_rows(bits, parts, format, row, columns[c].x, y);
     }
   }
 }
 
 static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
-  if (format->bits == 4 && format->digits == 2) multiply_as(4, 2, format, band, columns, count);
-  else if (format->bits == 4) multiply_as(4, 3, format, band, columns, count);
-  else if (format->digits == 2) multiply_as(8, 2, format, band, columns, count);
-  else multiply_as(8, 3, format, band, columns, count);
+  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns, count);
+  else if (format->bits == 4) multiply_as(4, 2, format, band, columns, count);
+  else if (format->parts == 1) multiply_as(8, 1, format, band, columns, count);
+  else multiply_as(8, 2, format, band, columns, count);
 }
 
 static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {

@@ -6,34 +6,24 @@
 #include "product.h"
 #include "quantise.h"
 
-// A group's digits: 64 values of 16 bits, then the same number of third digits where there are three.
-// With 4-bit codes the even elements come first, then the odd ones, as nibbles lie in bytes.
+// A group's 64 integers of 16 bits; those of the low parts follow all high ones. With 4-bit codes the even
+// elements come first, then the odd ones, as nibbles lie in bytes.
 enum { HALF = MF_GROUP_SIZE / 2 };
 
-static void store(const mf_format *format, const int16_t *values, int16_t *to) {
+static void store(const mf_format *format, const int32_t *values, int16_t *to) {
   for (int i = 0; i < MF_GROUP_SIZE; i++) {
     int place = format->bits == 4 ? i / 2 + (i & 1) * HALF : i;
-    to[place] = values[i];
+    to[place] = (int16_t)values[i];
   }
 }
 
 static void prepare(const mf_format *format, const float *x, void *vector) {
-  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  int16_t *digits = mf_vector_digits(format, vector);
-  size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
-  for (uint32_t g = 0; g < format->groups; g++) {
-    int32_t q[MF_GROUP_SIZE];
-    int16_t values[MF_GROUP_SIZE];
-    int8_t digit[MF_GROUP_SIZE];
-    size_t at = (size_t)g * MF_GROUP_SIZE;
-    scales[g] = mf_quantise(x + at, format->digits, q, &sums[g]);
-    if (format->digits == 3) {
-      mf_take_digit(q, digit);
-      for (int i = 0; i < MF_GROUP_SIZE; i++) values[i] = digit[i];
-      store(format, values, digits + third + at);
-    }
-    for (int i = 0; i < MF_GROUP_SIZE; i++) values[i] = (int16_t)q[i];
-    store(format, values, digits + at);
+  int16_t *to = mf_vector_integers(format, vector);
+  for (uint32_t g = 0; g < format->groups; g++, to += MF_GROUP_SIZE) {
+    mf_integers q;
+    mf_quantise(format, x, g, vector, &q);
+    store(format, q.high, to);
+    if (format->parts == 2) store(format, q.low, to + mf_vector_step(format));
   }
   mf_clear_padding(format, vector);
 }
@@ -58,21 +48,26 @@ static float bf16_at(const uint8_t *array, uint32_t index) {
   return mf_bf16(bits);
 }
 
+// Group g's dot of the codes taken from their middle.
+static float group_dot(const mf_format *format, const uint8_t *codes, const void *vector, uint32_t g) {
+  const int16_t *x = (const int16_t *)mf_vector_integers(format, vector) + (size_t)g * MF_GROUP_SIZE;
+  int32_t dot[2] = {0, 0};
+  for (uint32_t part = 0; part < format->parts; part++, x += mf_vector_step(format)) {
+    dot[part] = (format->bits == 8 ? dot8(codes, x) : dot4(codes, x)) - mf_vector_middles(format, vector, part)[g];
+  }
+  return format->parts == 1 ? (float)dot[0] : fmaf((float)dot[0], 32768.0f, (float)dot[1]);
+}
+
 static float row_product(const mf_format *format, const mf_rows *row, const void *vector) {
   const float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  const int16_t *x = mf_vector_digits(format, vector);
-  const size_t third = (size_t)mf_padded(format->groups) * MF_GROUP_SIZE;
+  const float middle = (float)mf_middle(format->bits);
   const uint8_t *codes = row->codes;
   float lane[MF_LANES] = {0};
-  for (uint32_t g = 0; g < format->groups; g++, x += MF_GROUP_SIZE) {
-    int wide = format->bits == 8;
-    float dot = (float)(wide ? dot8(codes, x) : dot4(codes, x)), *sum = &lane[g % MF_LANES];
-    if (format->digits == 3) {
-      dot = fmaf(dot, 256.0f, (float)(wide ? dot8(codes, x + third) : dot4(codes, x + third)));
-    }
-    *sum = fmaf(bf16_at(row->biases, g), sums[g], *sum);
-    *sum = fmaf(dot, bf16_at(row->scales, g) * scales[g], *sum);
-    codes += wide ? MF_GROUP_SIZE : HALF;
+  for (uint32_t g = 0; g < format->groups; g++) {
+    float *sum = &lane[g % MF_LANES], scale = bf16_at(row->scales, g);
+    *sum = fmaf(bf16_at(row->biases, g) + scale * middle, sums[g], *sum);
+    *sum = fmaf(group_dot(format, codes, vector, g), scale * scales[g], *sum);
+    codes += MF_GROUP_SIZE * format->bits / 8;
   }
   for (int width = MF_LANES / 2; width; width /= 2) {
     for (int i = 0; i < width; i++) lane[i] += lane[i + width];

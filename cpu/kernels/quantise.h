@@ -7,55 +7,100 @@
 
 #include "product.h"
 
-// Nearest integer, ties to even, for |v| <= 2^23; a vector loop everywhere.
+// The integers of one group: q, or q = high * 2^15 + low where there are two parts.
+typedef struct {
+  int32_t high[MF_GROUP_SIZE], low[MF_GROUP_SIZE];
+} mf_integers;
+
+static inline uint32_t mf_float_bits(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof bits);
+  return bits;
+}
+static inline float mf_bits_float(uint32_t bits) {
+  float v;
+  memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// Nearest whole number, ties to even, without a call, so that loops of it become vectors.
 static inline float mf_nearest(float v) {
-  float magic = copysignf(8388608.0f, v);
-  return (v + magic) - magic;
+  const float magic = copysignf(8388608.0f, v), rounded = (v + magic) - magic;
+  return fabsf(v) < 8388608.0f ? rounded : v;
 }
 
-// The largest integer: digits to the base 256 between -128 and 127, the top one 127, room to round up.
-static inline float mf_steps(uint32_t digits) {
-  return digits == 2 ? (float)0x7F7F : (float)0x7F7F00;
-}
-
-// One group: fills q[64] and its sum, returns its scale. Anything that is no number makes both NaN, so
-// that it reaches the output.
-static inline float mf_quantise(const float *x, uint32_t digits, int32_t *q, float *sum) {
-  uint32_t magnitude[MF_GROUP_SIZE], largest = 0;
-  memcpy(magnitude, x, sizeof magnitude);
-  for (int i = 0; i < MF_GROUP_SIZE; i++) {
-    uint32_t bits = magnitude[i] & 0x7FFFFFFFu;
-    largest = bits > largest ? bits : largest;
-  }
-  float max, steps = mf_steps(digits);
-  memcpy(&max, &largest, sizeof max);
-  if (largest >= 0x7F800000u) {
-    memset(q, 0, MF_GROUP_SIZE * sizeof *q);
-    *sum = NAN;
-    return NAN;
-  }
-  float inverse = max > 1e-30f ? steps / max : 0.0f, scale = max / steps;
+// Fast: the largest value becomes 0x7F7F, whose digits to the base 256 still fit signed bytes.
+static inline float mf_quantise_fast(const float *x, float max, mf_integers *q, int32_t totals[2]) {
+  const float steps = 0x7F7F, inverse = steps / max;
   int32_t total = 0;
   for (int i = 0; i < MF_GROUP_SIZE; i++) {
-    q[i] = (int32_t)mf_nearest(x[i] * inverse);
-    total += q[i];
+    q->high[i] = (int32_t)mf_nearest(x[i] * inverse);
+    total += q->high[i];
   }
-  *sum = scale * (float)total;
-  return scale;
+  totals[0] = total;
+  totals[1] = 0;
+  return max / steps;
 }
 
-// Takes the lowest digit, between -128 and 127, off each of the group's integers.
-static inline void mf_take_digit(int32_t *q, int8_t *digit) {
+// Exact: a power of two takes the largest value to 2^28 .. 2^29, so that nothing above 2^-29 of it is lost.
+static inline float mf_quantise_exact(const float *x, float max, mf_integers *q, int32_t totals[2]) {
+  const uint32_t exponent = mf_float_bits(max) >> 23;
+  const float inverse = mf_bits_float((282 - exponent) << 23);
+  int32_t high = 0, low = 0;
   for (int i = 0; i < MF_GROUP_SIZE; i++) {
-    int32_t low = (int32_t)((uint32_t)q[i] << 24) >> 24;
-    digit[i] = (int8_t)low;
-    q[i] = (q[i] - low) >> 8;
+    const int32_t whole = (int32_t)mf_nearest(x[i] * inverse);
+    q->low[i] = (int32_t)((uint32_t)whole << 17) >> 17;
+    q->high[i] = (whole - q->low[i]) >> 15;
+    high += q->high[i];
+    low += q->low[i];
+  }
+  totals[0] = high;
+  totals[1] = low;
+  return mf_bits_float((exponent - 28) << 23);
+}
+
+// Group g: its integers, and its places in the vector's other arrays. Values below 2^-97 count as zero, and
+// anything that is no number makes scale and sum NaN, so that it reaches the output.
+static inline void mf_quantise(const mf_format *format, const float *x, uint32_t g, void *vector, mf_integers *q) {
+  const float *from = x + (size_t)g * MF_GROUP_SIZE;
+  uint32_t largest = 0;
+  for (int i = 0; i < MF_GROUP_SIZE; i++) {
+    const uint32_t bits = mf_float_bits(from[i]) & 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+  }
+  int32_t totals[2] = {0, 0};
+  float scale = 0.0f;
+  if (largest >= 0x7F800000u || largest < 30u << 23) {
+    memset(q, 0, sizeof *q);
+    scale = largest >= 0x7F800000u ? NAN : 0.0f;
+  } else if (format->parts == 1) {
+    scale = mf_quantise_fast(from, mf_bits_float(largest), q, totals);
+  } else {
+    scale = mf_quantise_exact(from, mf_bits_float(largest), q, totals);
+  }
+  const float sum = format->parts == 1 ? (float)totals[0] : (float)totals[0] * 32768.0f + (float)totals[1];
+  mf_vector_scales(vector)[g] = scale;
+  mf_vector_sums(format, vector)[g] = scale * sum;
+  for (uint32_t part = 0; part < 2; part++) {
+    mf_vector_middles(format, vector, part)[g] = mf_middle(format->bits) * totals[part];
   }
 }
 
-// Scales and sums beyond the last group take part in whole vectors: they must be numbers.
+// A 16-bit part as two digits to the base 256, between -128 and 127.
+static inline void mf_digits(const int32_t *values, int8_t *high, int8_t *low) {
+  for (int i = 0; i < MF_GROUP_SIZE; i++) {
+    const int32_t last = (int32_t)((uint32_t)values[i] << 24) >> 24;
+    low[i] = (int8_t)last;
+    high[i] = (int8_t)((values[i] - last) >> 8);
+  }
+}
+
+// What lies beyond the last group takes part in whole vectors and must be zero.
 static inline void mf_clear_padding(const mf_format *format, void *vector) {
-  float *scales = mf_vector_scales(vector), *sums = mf_vector_sums(format, vector);
-  for (uint32_t g = format->groups; g < mf_padded(format->groups); g++) scales[g] = sums[g] = 0.0f;
+  const uint32_t padded = mf_padded(format->groups);
+  for (uint32_t array = 0; array < MF_VECTOR_ARRAYS; array++) {
+    float *values = mf_vector_scales(vector) + array * (size_t)padded;
+    for (uint32_t g = format->groups; g < padded; g++) values[g] = 0.0f;
+  }
 }
 #endif
