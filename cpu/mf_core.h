@@ -151,9 +151,12 @@ struct mf_dispatch {
   pthread_mutex_t shared_lock;
 };
 
+// The first line carries a call from the leader to the thread: one transfer between their caches.
 typedef struct {
-  _Alignas(MF_LINE_BYTES) _Atomic uint32_t assigned;  // the thread's number in a dispatch; 0: none
-  uint32_t index;
+  _Alignas(MF_LINE_BYTES) _Atomic bool is_called;
+  mf_kernel_fn kernel;
+  mf_task task;
+  _Alignas(MF_LINE_BYTES) uint32_t index;
   mf_device *device;
   pthread_t thread;
 } mf_worker;

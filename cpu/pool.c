@@ -12,7 +12,7 @@
 
 enum {
   // Below this many bound bytes a dispatch takes less time than handing it over.
-  SOLO_BYTES = 16384,
+  SOLO_BYTES = 32768,
   // Waiting for a thread to wake pays at one nanosecond for so many bytes, up to a usual wake.
   WAIT_BYTES_PER_NS = 16,
   WAIT_NS_MAX = 60000,
@@ -25,18 +25,6 @@ enum {
 };
 
 static uint32_t count_bits(uint64_t bits) { return (uint32_t)__builtin_popcountll(bits); }
-
-static void run_kernel(mf_dispatch *dispatch, uint32_t thread) {
-  const mf_task task = {
-      .buffers = dispatch->buffers,
-      .params = dispatch->params,
-      .thread = thread,
-      .threads = dispatch->threads,
-      .simd = dispatch->device->simd,
-      .dispatch = dispatch,
-  };
-  dispatch->kernel(&task);
-}
 
 // --- The leader's side.
 
@@ -79,38 +67,50 @@ static uint64_t claim(mf_device *device, double bytes) {
   return chosen & atomic_fetch_and_explicit(&device->ready, ~chosen, memory_order_acq_rel);
 }
 
-static void assign(mf_device *device, uint64_t members) {
-  uint32_t thread = 1;
-  for (; members != 0; members &= members - 1)
-    atomic_store_explicit(&device->workers[__builtin_ctzll(members)].assigned, thread++,
-                          memory_order_release);
+static void call(mf_device *device, uint64_t members, mf_kernel_fn kernel, mf_task task) {
+  for (; members != 0; members &= members - 1) {
+    mf_worker *worker = &device->workers[__builtin_ctzll(members)];
+    task.thread++;
+    worker->task = task;
+    worker->kernel = kernel;
+    atomic_store_explicit(&worker->is_called, true, memory_order_release);
+  }
 }
 
-static uint64_t finished_members(const mf_dispatch *dispatch) {
-  return atomic_load_explicit(&dispatch->device->finished_members, memory_order_acquire);
+static uint64_t finished_members(const mf_device *device) {
+  return atomic_load_explicit(&device->finished_members, memory_order_acquire);
 }
 
-void mf_pool_run(mf_device *device, const mf_step *step) {
-  mf_dispatch *dispatch = &device->dispatch;
-  const bool alone = device->threads == 1 || step->bytes < SOLO_BYTES;
-  dispatch->members = alone ? 0 : claim(device, step->bytes);
-  dispatch->threads = 1 + count_bits(dispatch->members);
-  dispatch->kernel = mf_kernel_function(step->kernel);
-  dispatch->buffers = step->buffers;
-  dispatch->params = step->params;
+static void reset(mf_dispatch *dispatch) {
   for (int i = 0; i < MF_PHASE_COUNT; i++)
     atomic_store_explicit(&dispatch->phases[i].next, 0, memory_order_relaxed);
   atomic_store_explicit(&dispatch->arrived, 0, memory_order_relaxed);
   atomic_store_explicit(&dispatch->broken, false, memory_order_relaxed);
   atomic_store_explicit(&dispatch->leader_left, false, memory_order_relaxed);
   atomic_store_explicit(&dispatch->shared_failed, false, memory_order_relaxed);
-  atomic_store_explicit(&device->finished_members, 0, memory_order_relaxed);
-  assign(device, dispatch->members);
-  run_kernel(dispatch, 0);
-  if (dispatch->members != 0) {
+  atomic_store_explicit(&dispatch->device->finished_members, 0, memory_order_relaxed);
+}
+
+void mf_pool_run(mf_device *device, const mf_step *step) {
+  mf_dispatch *dispatch = &device->dispatch;
+  const mf_kernel_fn kernel = mf_kernel_function(step->kernel);
+  const bool is_alone = device->threads == 1 || step->bytes < SOLO_BYTES;
+  const uint64_t members = is_alone ? 0 : claim(device, step->bytes);
+  const mf_task task = {
+      .buffers = step->buffers,
+      .params = step->params,
+      .thread = 0,
+      .threads = 1 + count_bits(members),
+      .simd = device->simd,
+      .dispatch = dispatch,
+  };
+  reset(dispatch);
+  call(device, members, kernel, task);
+  kernel(&task);
+  if (members != 0) {
     atomic_store_explicit(&dispatch->leader_left, true, memory_order_release);
     mf_patience patience = {0};
-    while (finished_members(dispatch) != dispatch->members) mf_patience_step(&patience);
+    while (finished_members(device) != members) mf_patience_step(&patience);
   }
   atomic_fetch_add_explicit(&device->dispatches, 1, memory_order_relaxed);
 }
@@ -124,12 +124,11 @@ static void announce(mf_worker *worker) {
   atomic_fetch_or_explicit(&worker->device->ready, bit_of(worker), memory_order_release);
 }
 
-// Runs the dispatch that this thread was assigned to, if any; announces it again.
+// Runs what this thread was called for, if anything; announces it again.
 static bool serve(mf_worker *worker) {
-  const uint32_t thread = atomic_load_explicit(&worker->assigned, memory_order_acquire);
-  if (thread == 0) return false;
-  atomic_store_explicit(&worker->assigned, 0, memory_order_relaxed);
-  run_kernel(&worker->device->dispatch, thread);
+  if (!atomic_load_explicit(&worker->is_called, memory_order_acquire)) return false;
+  atomic_store_explicit(&worker->is_called, false, memory_order_relaxed);
+  worker->kernel(&worker->task);
   // In this order: the leader that sees the end may claim the thread again at once.
   announce(worker);
   atomic_fetch_or_explicit(&worker->device->finished_members, bit_of(worker), memory_order_release);
@@ -256,11 +255,12 @@ uint32_t mf_take(const mf_task *task, uint32_t phase, uint32_t count) {
 }
 
 // True when no further thread can come: the others have left the kernel, after a failure.
-static bool is_deserted(const mf_dispatch *dispatch, uint32_t generation) {
+static bool is_deserted(const mf_task *task, uint32_t generation) {
+  const mf_dispatch *dispatch = task->dispatch;
   const uint32_t arrived = atomic_load_explicit(&dispatch->arrived, memory_order_acquire);
-  const uint32_t left = count_bits(finished_members(dispatch)) +
+  const uint32_t left = count_bits(finished_members(dispatch->device)) +
                         atomic_load_explicit(&dispatch->leader_left, memory_order_acquire);
-  return arrived + left >= dispatch->threads &&
+  return arrived + left >= task->threads &&
          atomic_load_explicit(&dispatch->generation, memory_order_acquire) == generation;
 }
 
@@ -277,7 +277,7 @@ void mf_barrier(const mf_task *task) {
   while (atomic_load_explicit(&dispatch->generation, memory_order_acquire) == generation) {
     if (atomic_load_explicit(&dispatch->broken, memory_order_acquire)) return;
     mf_patience_step(&patience);
-    if (patience.rounds % 1024 != 0 || !is_deserted(dispatch, generation)) continue;
+    if (patience.rounds % 1024 != 0 || !is_deserted(task, generation)) continue;
     mf_fail(task, "a thread left a kernel before its barrier");
     atomic_store_explicit(&dispatch->broken, true, memory_order_release);
   }
