@@ -63,32 +63,57 @@ export const ELEMENT_BYTES: Readonly<Record<Dtype, number>> = {
   u8: 1,
 };
 
-/** One axis: letters and whole numbers joined by `*` and `/` from left to right; `/` rounds up. */
-function axisLength(axis: string, params: Readonly<Record<string, number>>): number {
-  const [first = "", ...rest] = axis.split(/\s*([*/])\s*/);
-  const value = (term: string): number => {
-    const known = params[term] ?? Number(term);
-    assert(Number.isInteger(known), `axis ${axis} names no parameter ${term}`);
-    return known;
-  };
-  let length = value(first);
-  for (let i = 0; i < rest.length; i += 2) {
-    const factor = value(rest[i + 1]!);
-    length = rest[i] === "*" ? length * factor : Math.ceil(length / factor);
-  }
-  return length;
+/** A factor or a divisor of an axis. */
+interface Term {
+  readonly isDivisor: boolean;
+  /** Name of a parameter, or the number itself. */
+  readonly value: string | number;
 }
 
-/** Elements that a kernel may touch from a binding's offset. */
+/** Shapes are parsed once; a decode step evaluates hundreds of them. */
+const parsed = new Map<string, readonly (readonly Term[])[]>();
+
+/** The axes of a shape: letters and whole numbers joined by `*` and `/` from left to right. */
+function axesOf(shape: string): readonly (readonly Term[])[] {
+  let axes = parsed.get(shape);
+  if (axes === undefined) {
+    axes = shape.slice(1, -1).split(",").map(parseAxis);
+    parsed.set(shape, axes);
+  }
+  return axes;
+}
+
+function parseAxis(axis: string): Term[] {
+  const [first = "", ...rest] = axis.trim().split(/\s*([*/])\s*/);
+  const terms: Term[] = [term(first, false)];
+  for (let i = 0; i < rest.length; i += 2) terms.push(term(rest[i + 1]!, rest[i] === "/"));
+  return terms;
+}
+
+const term = (text: string, isDivisor: boolean): Term => ({
+  isDivisor,
+  value: /^\d+$/.test(text) ? Number(text) : text,
+});
+
+/** Elements that a kernel may touch from a binding's offset; `/` rounds up. */
 export function elementCount(
   { shape }: BufferSpec,
   params: Readonly<Record<string, number>>,
 ): number {
-  return shape
-    .slice(1, -1)
-    .split(",")
-    .reduce((count, axis) => count * axisLength(axis.trim(), params), 1);
+  let count = 1;
+  for (const terms of axesOf(shape)) {
+    let length = 1;
+    for (const { isDivisor, value } of terms) {
+      const factor = typeof value === "number" ? value : params[value];
+      assert(factor !== undefined, SHAPE_UNKNOWN);
+      length = isDivisor ? Math.ceil(length / factor) : length * factor;
+    }
+    count *= length;
+  }
+  return count;
 }
+
+const SHAPE_UNKNOWN = "a shape names a parameter that its kernel does not have";
 
 /** Bytes that a kernel may touch from a binding's offset; every device checks them before it runs. */
 export function extentBytes(buffer: BufferSpec, params: Readonly<Record<string, number>>): number {

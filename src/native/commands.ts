@@ -6,9 +6,12 @@ import { catalogue } from "../kernels/index.ts";
 import {
   type AnyKernel,
   type Buffers,
+  type BufferSpec,
   extentBytes,
+  type Grid,
   type KernelSpec,
   type Params,
+  type ParamType,
   type ParamValues,
 } from "../kernels/spec.ts";
 import { assert } from "../util/errors.ts";
@@ -27,18 +30,38 @@ export interface Binding {
   readonly offset?: number;
 }
 
-const ids = new Map<AnyKernel, number>(catalogue.map((kernel, id) => [kernel, id]));
+function align8(bytes: number): number {
+  return (bytes + 7) & ~7;
+}
 
-const align8 = (bytes: number): number => (bytes + 7) & ~7;
+/** What encoding a kernel needs of its declaration. */
+interface Encoding {
+  readonly id: number;
+  readonly names: readonly string[];
+  readonly buffers: readonly BufferSpec[];
+  readonly params: readonly (readonly [name: string, type: ParamType])[];
+  readonly bytes: number;
+}
+
+const encodings = new Map<AnyKernel, Encoding>(
+  catalogue.map((kernel, id) => {
+    const names = Object.keys(kernel.buffers);
+    const params = Object.entries(kernel.params);
+    const bytes = HEADER_BYTES + BINDING_BYTES * names.length + align8(4 * params.length);
+    return [kernel, { id, names, buffers: Object.values(kernel.buffers), params, bytes }];
+  }),
+);
 
 /** A growing list of dispatches, waits and signals. */
 export class Commands {
+  #bytes: Uint8Array<ArrayBuffer>;
   #view: DataView<ArrayBuffer>;
   #length = 0;
   #count = 0;
 
   constructor(capacityBytes = 16 * 1024) {
-    this.#view = new DataView(new ArrayBuffer(capacityBytes));
+    this.#bytes = new Uint8Array(capacityBytes);
+    this.#view = new DataView(this.#bytes.buffer);
   }
 
   /** The encoded list; valid until the next change. */
@@ -62,24 +85,26 @@ export class Commands {
     buffers: { readonly [K in keyof B]: Binding },
     params: ParamValues<P>,
   ): void {
-    const id = ids.get(kernel);
-    assert(id !== undefined, `kernel ${kernel.name} is not in the catalogue`);
-    const names = Object.keys(kernel.buffers);
-    const types = Object.entries(kernel.params);
-    const { groups, threads } = kernel.grid(params);
-    const at = this.#append(HEADER_BYTES + BINDING_BYTES * names.length + align8(4 * types.length));
-    const header = [DISPATCH, id, names.length, 4 * types.length, ...groups, ...threads];
-    for (const [i, value] of header.entries()) this.#view.setUint32(at + 4 * i, value, true);
-    let cursor = at + HEADER_BYTES;
-    for (const name of names) {
-      this.#bind(cursor, buffers[name]!, extentBytes(kernel.buffers[name]!, params));
-      cursor += BINDING_BYTES;
+    const encoding = encodings.get(kernel);
+    assert(encoding !== undefined, NOT_IN_CATALOGUE);
+    const { id, names, params: types } = encoding;
+    const view = this.#reserve(encoding.bytes);
+    let at = this.#length - encoding.bytes;
+    view.setUint32(at, DISPATCH, true);
+    view.setUint32(at + 4, id, true);
+    view.setUint32(at + 8, names.length, true);
+    view.setUint32(at + 12, 4 * types.length, true);
+    this.#setGrid(at + 16, kernel.grid(params));
+    at += HEADER_BYTES;
+    for (let i = 0; i < names.length; i += 1) {
+      this.#bind(at, buffers[names[i]!]!, extentBytes(encoding.buffers[i]!, params));
+      at += BINDING_BYTES;
     }
     for (const [name, type] of types) {
       const value = params[name]!;
-      if (type === "f32") this.#view.setFloat32(cursor, value, true);
-      else this.#setInteger(cursor, value, `${kernel.name}.${name}`);
-      cursor += 4;
+      if (type === "f32") view.setFloat32(at, value, true);
+      else view.setUint32(at, checkInteger(value, name), true);
+      at += 4;
     }
   }
 
@@ -100,31 +125,42 @@ export class Commands {
     this.#view.setFloat64(at + 16, extent, true);
   }
 
-  #setInteger(at: number, value: number, name: string): void {
-    assert(Number.isInteger(value) && value >= 0 && value < 2 ** 32, `${name} = ${value}`);
-    this.#view.setUint32(at, value, true);
+  #setGrid(at: number, { groups, threads }: Grid): void {
+    for (let axis = 0; axis < 3; axis += 1) {
+      this.#view.setUint32(at + 4 * axis, groups[axis]!, true);
+      this.#view.setUint32(at + 12 + 4 * axis, threads[axis]!, true);
+    }
   }
 
   #event(kind: number, id: number, value: number): void {
-    const at = this.#append(EVENT_BYTES);
-    this.#view.setUint32(at, kind, true);
-    this.#view.setUint32(at + 4, id, true);
-    this.#view.setFloat64(at + 8, value, true);
+    const view = this.#reserve(EVENT_BYTES);
+    const at = this.#length - EVENT_BYTES;
+    view.setUint32(at, kind, true);
+    view.setUint32(at + 4, id, true);
+    view.setFloat64(at + 8, value, true);
   }
 
-  /** Makes room for `bytes` zeroed bytes and returns where they begin. */
-  #append(bytes: number): number {
-    const at = this.#length;
-    if (at + bytes > this.#view.byteLength) {
-      const larger = new Uint8Array(2 * (at + bytes));
+  /** Appends `bytes` zeroed bytes for one command. */
+  #reserve(bytes: number): DataView<ArrayBuffer> {
+    const end = this.#length + bytes;
+    if (end > this.#view.byteLength) {
+      const larger = new Uint8Array(2 * end);
       larger.set(this.bytes);
       this.#view = new DataView(larger.buffer);
+      this.#bytes = larger;
     }
-    new Uint8Array(this.#view.buffer, at, bytes).fill(0);
-    this.#length += bytes;
+    this.#bytes.fill(0, this.#length, end);
+    this.#length = end;
     this.#count += 1;
-    return at;
+    return this.#view;
   }
+}
+
+const NOT_IN_CATALOGUE = "a kernel outside of the catalogue was dispatched";
+
+function checkInteger(value: number, name: string): number {
+  if (value >>> 0 === value) return value;
+  throw new Error(`assertion failed: ${name} = ${value} is no 32-bit number`);
 }
 
 /** A list in words, one line a command: for tests, traces and people. */
