@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { exportCase } from "../tests/conformance/export.ts";
 import { allCases } from "../tests/conformance/index.ts";
 
-const [folder] = process.argv.slice(2).filter((word) => !word.startsWith("--"));
+const folder = process.argv.slice(2).find((word) => !word.startsWith("--"));
 if (folder === undefined) {
   console.error("usage: bun scripts/export-cases.ts DIR [--all]");
   process.exit(2);

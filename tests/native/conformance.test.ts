@@ -1,0 +1,160 @@
+/** Every conformance case on every path of the CPU device that this processor has. */
+import { afterAll, describe, expect, test } from "bun:test";
+import { buildDeviceLibrary } from "../../src/native/build.ts";
+import { Device, type SharedBuffer } from "../../src/native/device.ts";
+import { sentenceOf } from "../../src/util/errors.ts";
+import { compareOutput, defineCase, titleOf } from "../conformance/cases.ts";
+import { type EncodedCase, encodeCase } from "../conformance/encode.ts";
+import { allCases } from "../conformance/index.ts";
+import { rowsOf } from "../conformance/rows.ts";
+import { attentionF32 } from "../../src/kernels/attention.ts";
+import { routerTopk } from "../../src/kernels/moe.ts";
+import { candidates, gumbel, penalize } from "../../src/kernels/sampling.ts";
+
+const library = await buildDeviceLibrary();
+const PATHS = ["portable", "avx2", "avx512", "neon"];
+const THREADS = [1, 2, 3];
+
+/** The devices of each path, by thread count; a sentence for a path that this processor lacks. */
+const paths = PATHS.map((simd) => {
+  try {
+    return { simd, devices: THREADS.map((threads) => new Device({ library, simd, threads })) };
+  } catch (error) {
+    return { simd, devices: [], reason: sentenceOf(error) };
+  }
+});
+
+afterAll(() => {
+  for (const { devices } of paths) for (const device of devices) device.close();
+});
+
+/** Runs an encoded case; the bytes of every buffer afterwards. */
+function run(device: Device, { buffers, commands }: EncodedCase): Uint8Array[] {
+  const created: SharedBuffer[] = buffers.map(({ bytes }) => device.createBuffer(bytes.length));
+  for (const [i, { bytes }] of buffers.entries()) created[i]!.bytes.set(bytes);
+  device.submit(commands(created.map(({ id }) => id)));
+  device.finish(60);
+  const after = created.map(({ bytes }) => bytes.slice());
+  for (const buffer of created) device.destroyBuffer(buffer);
+  return after;
+}
+
+test("this processor has a path beside the portable one, and names itself", () => {
+  const found = paths.filter(({ devices }) => devices.length > 0);
+  expect(found.map(({ simd }) => simd)).toContain("portable");
+  for (const { simd, devices } of found) {
+    expect(devices.map(({ info }) => info.simd)).toEqual(devices.map(() => simd));
+    expect(devices.map(({ info }) => info.threads)).toEqual(THREADS);
+  }
+});
+
+for (const { simd, reason } of paths.filter(({ reason }) => reason !== undefined)) {
+  test.skip(`the ${simd} path (${reason})`, () => {});
+}
+
+/** What a kernel only reads is as before, what it writes is near the reference. */
+function expectNear(title: string, encoded: EncodedCase, after: readonly Uint8Array[]): void {
+  for (const [i, { name, bytes, offsetBytes, boundBytes, expected }] of encoded.buffers.entries()) {
+    const kept = expected === undefined ? bytes.length : offsetBytes;
+    expect(after[i]!.subarray(0, kept)).toEqual(bytes.subarray(0, kept));
+    if (expected === undefined) continue;
+    const bound = after[i]!.subarray(offsetBytes, offsetBytes + boundBytes);
+    const deviation = compareOutput(encoded.conformanceCase, encoded.data, name, bound);
+    if (deviation.difference > deviation.allowed) {
+      throw new Error(`${title}: ${JSON.stringify(deviation)}`);
+    }
+  }
+}
+
+/** A token alone gives the bits that it gives among others. */
+function expectSameRows(
+  device: Device,
+  { conformanceCase, data }: EncodedCase,
+  together: readonly Uint8Array[],
+): void {
+  for (const row of rowsOf(conformanceCase, data)) {
+    const alone = run(device, encodeCase(row.conformanceCase));
+    for (const { index, firstByte } of row.outputs) {
+      const bytes = alone[index]!;
+      expect(bytes).toEqual(together[index]!.subarray(firstByte, firstByte + bytes.length));
+    }
+  }
+}
+
+describe("near the reference, with the same bits for any threads and any other tokens", () => {
+  for (const conformanceCase of allCases) {
+    test(titleOf(conformanceCase), () => {
+      const encoded = encodeCase(conformanceCase);
+      for (const { simd, devices } of paths) {
+        const results = devices.map((device) => run(device, encoded));
+        for (const result of results) {
+          expectNear(simd, encoded, result);
+          expect(result).toEqual(results[0]!);
+        }
+        const device = devices.at(-1);
+        if (device !== undefined && !conformanceCase.isHeavy) {
+          expectSameRows(device, encoded, results[0]!);
+        }
+      }
+    });
+  }
+});
+
+describe("what makes no sense ends in a sentence", () => {
+  const floats = (count: number, value = 1): Float32Array => new Float32Array(count).fill(value);
+  const head = { T: 2, H: 2, Hkv: 1, Dh: 32, scale: 1 };
+  const attend = (params: { R: number; position: number; window: number; Dh?: number }) =>
+    defineCase(attentionF32, JSON.stringify(params), () => {
+      const all = { ...head, ...params };
+      const kv = floats(all.R * all.Hkv * all.Dh);
+      const q = floats(all.T * all.H * all.Dh);
+      return { params: all, inputs: { q, keys: kv, values: kv }, expected: { y: q } };
+    });
+  const route = (E: number, K: number, scores: Float32Array) =>
+    defineCase(routerTopk, `${K} of ${E}`, () => ({
+      params: { T: 1, E, K },
+      inputs: { scores, expertScale: new Uint16Array(E) },
+      expected: { ids: new Uint32Array(K), weights: floats(K) },
+    }));
+  const faults = [
+    [attend({ R: 9, position: 8, window: 0 }), "need 10 cache rows, there are 9"],
+    [attend({ R: 8, position: 100, window: 8 }), "need 9 cache rows, there are 8"],
+    [attend({ R: 8, position: 4, window: 0, Dh: 24 }), "multiple of 16"],
+    [route(4, 2, Float32Array.of(1, Number.NaN, 2, 3)), "a score of token 0 is not finite"],
+    [route(2, 3, floats(2)), "3 of 2 experts"],
+    [
+      defineCase(penalize, "an id beyond the vocabulary", () => ({
+        params: { V: 4, N: 1, penalty: 1.1 },
+        inputs: { logits: floats(4), ids: Uint32Array.of(4) },
+        expected: { logits: floats(4) },
+      })),
+      "id 4 is not in a vocabulary of 4",
+    ],
+    [
+      defineCase(gumbel, "temperature 0", () => ({
+        params: { V: 4, temperature: 0, keyLow: 1, keyHigh: 1 },
+        inputs: { logits: floats(4) },
+        expected: { result: [0, 0] },
+      })),
+      "temperature 0 is not above 0",
+    ],
+    [
+      defineCase(candidates, "too many", () => ({
+        params: { V: 4, C: 257 },
+        inputs: { logits: floats(4) },
+        expected: { ids: floats(257), values: floats(257), mass: floats(3) },
+      })),
+      "at most 256",
+    ],
+  ] as const;
+
+  for (const [conformanceCase, sentence] of faults) {
+    test(titleOf(conformanceCase), () => {
+      for (const threads of [1, 2]) {
+        const device = new Device({ library, threads });
+        expect(() => run(device, encodeCase(conformanceCase))).toThrow(sentence);
+        device.close();
+      }
+    });
+  }
+});
