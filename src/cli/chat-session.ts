@@ -127,7 +127,7 @@ export class ChatSession {
     if (dropped === undefined) {
       throw new MferenceError(
         "engine.context",
-        `the message${head === 0 ? "" : " and the system text"} alone exceed the context of ${contextRows} tokens: shorten them or raise --context`,
+        `${head === 0 ? "the message alone does" : "the message and the system text alone do"} not fit the context of ${contextRows} tokens: shorten the text or raise --context`,
       );
     }
     if (dropped === 0) return;

@@ -40,19 +40,34 @@ export async function loadModel(
   try {
     const { model, ...load } = flags;
     const engineModule = import("../engine/client.ts");
-    const [libraries, chosen] = await Promise.all([
-      prepareLibraries(context),
-      chooseModel(model, context),
-    ]);
-    signal.throwIfAborted();
+    const preparing = prepareLibraries(context);
+    // Where the choice of a model fails, this failure is nobody's concern any more.
+    preparing.catch(() => undefined);
+    // An install ends by itself when the signal comes, and cleans up; what else is going on is left.
+    const chosen = await chooseModel(model, context);
+    const libraries = await untilAborted(preparing, signal);
     progress.update(`loading ${chosen.name}`);
     const { EngineClient } = await engineModule;
-    const engine = await EngineClient.start({ ...load, ...libraries, directory: chosen.directory });
+    const request = { ...load, ...libraries, directory: chosen.directory };
+    const engine = await untilAborted(EngineClient.start(request), signal);
     const { info } = engine;
     if (info.notice !== undefined) notice(context, info.notice);
     return { engine, name: chosen.name, info, recordUse: () => recordUse(chosen.directory) };
   } finally {
     progress.done();
+  }
+}
+
+/** What a promise gives, or the signal's reason if that comes first. */
+async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  signal.throwIfAborted();
+  const { promise: aborted, reject } = Promise.withResolvers<never>();
+  const onAbort = (): void => reject(signal.reason as Error);
+  signal.addEventListener("abort", onAbort, { once: true });
+  try {
+    return await Promise.race([promise, aborted]);
+  } finally {
+    signal.removeEventListener("abort", onAbort);
   }
 }
 

@@ -77,7 +77,8 @@ async function programHelp(): Promise<string> {
 async function commandHelp({ definition }: Command): Promise<string> {
   const { renderUsage } = await import("citty");
   const parent = { meta: { name: "mference" } };
-  const text = `${await renderUsage(definition, parent)}\n`;
+  const usage = await renderUsage(definition, parent);
+  const text = `${usage.replace(/ +$/gm, "")}\n`;
   return process.stdout.isTTY ? text : Bun.stripANSI(text);
 }
 

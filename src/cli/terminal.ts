@@ -21,7 +21,7 @@ export interface Terminal {
 
 /** The process's own terminal. */
 export function systemTerminal(): Terminal {
-  return createTerminal(outputOf(process.stdout), outputOf(process.stderr));
+  return createTerminal(outputOf(process.stdout, 1), outputOf(process.stderr, 2));
 }
 
 /** A terminal over two outputs; colours only where stderr is a terminal. */
@@ -32,9 +32,9 @@ export function createTerminal(out: Output, err: Output): Terminal {
   return { out, err, dim: style(2, 22), bold: style(1, 22) };
 }
 
-function outputOf(stream: NodeJS.WriteStream): Output {
+function outputOf(stream: NodeJS.WriteStream, descriptor: number): Output {
   return {
-    isTerminal: isatty(stream.fd),
+    isTerminal: isatty(descriptor),
     write: (text) => {
       if (text !== "") stream.write(text);
     },
