@@ -29,6 +29,10 @@ function captureClasses() {
   };
 }
 
+function stringValue(text: string): JinjaValue {
+  return new Environment().set("text", text);
+}
+
 /** A number inside the interpreter that counts as its value and prints as its text. */
 class ExactNumber {
   readonly #text: string;
@@ -78,6 +82,25 @@ function jinjaValue(value: JsonValue, environment: Environment): JinjaValue {
 
 class RaisedByTemplate extends Error {}
 
+/** Statements that print nothing of their own; every other one is an expression and prints its value. */
+const SILENT = new Set(
+  "If For Set Macro Comment Break Continue FilterStatement CallStatement Print".split(" "),
+);
+
+type Node = { readonly type: string } & Record<string, unknown>;
+
+/**
+ * Wraps every expression that a template prints, so that a null prints as Python prints it: models were
+ * trained on `None`, and the interpreter leaves nulls out.
+ */
+function markPrints(body: unknown): void {
+  if (!Array.isArray(body)) return;
+  for (const [index, node] of (body as Node[]).entries()) {
+    if (!SILENT.has(node.type)) body[index] = { type: "Print", expression: node };
+    for (const key of ["body", "alternate", "defaultBlock"]) markPrints(node[key]);
+  }
+}
+
 class LimitedInterpreter extends Interpreter {
   readonly #stepsMax: number;
   #steps = 0;
@@ -92,7 +115,11 @@ class LimitedInterpreter extends Interpreter {
     if (this.#steps > this.#stepsMax) {
       throw new Error(`it takes more than ${this.#stepsMax} steps`);
     }
-    return super.evaluate(...parameters);
+    const [statement, environment] = parameters;
+    if (statement?.type !== "Print") return super.evaluate(statement, environment);
+    const { expression } = statement as unknown as { expression: typeof statement };
+    const printed = super.evaluate(expression, environment);
+    return printed.type === "NullValue" ? stringValue("None") : printed;
   }
 }
 
@@ -130,6 +157,7 @@ export class ChatTemplate {
     this.#stepsMax = stepsMax;
     try {
       this.#program = new Template(source).parsed;
+      markPrints(this.#program.body);
     } catch (cause) {
       throw new MferenceError("text.template", `the chat template: ${sentenceOf(cause)}`, {
         cause,

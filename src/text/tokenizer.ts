@@ -8,7 +8,6 @@ import { openTokenizerLibrary, type TokenizerCore } from "../native/tokenizer-li
 import { MferenceError } from "../util/errors.ts";
 import { type AddedToken, AddedTokens } from "./added-tokens.ts";
 import { type PieceScheme, schemeOf } from "./pieces.ts";
-import { openScriptTokenizer } from "./script-tokenizer.ts";
 
 export type EncodeOptions = {
   /** Whether spellings of added tokens in the text become their ids; without, text stays text. */
@@ -57,7 +56,7 @@ const descriptionSchema = z.object({
 export function openTokenizer(path: string, libraryPath?: string): Tokenizer {
   const core =
     libraryPath === undefined
-      ? openScriptTokenizer(path)
+      ? loadScript().openScriptTokenizer(path)
       : openTokenizerLibrary(libraryPath).open(path);
   try {
     return new CoreTokenizer(core, libraryPath === undefined ? "script" : "native");
@@ -67,6 +66,11 @@ export function openTokenizer(path: string, libraryPath?: string): Tokenizer {
       ? new MferenceError(cause.code, `the tokenizer ${path}: ${cause.message}`, { cause })
       : cause;
   }
+}
+
+/** The script is read only where it is used: most starts have the library and should be quick. */
+function loadScript(): typeof import("./script-tokenizer.ts") {
+  return require("./script-tokenizer.ts") as typeof import("./script-tokenizer.ts");
 }
 
 class CoreTokenizer implements Tokenizer {

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { openTokenizerLibrary } from "../../src/native/tokenizer-library.ts";
 import {
@@ -54,6 +54,18 @@ describe.skipIf(path === "")(`the tokenizer library${reason}`, () => {
     expect(core.id("")).toBeUndefined();
     core.close();
   });
+});
+
+test("the symbol table and the header declare the same functions", () => {
+  const root = join(import.meta.dir, "../..");
+  const names = (file: string, pattern: RegExp) =>
+    [...readFileSync(join(root, file), "utf8").matchAll(pattern)]
+      .map((match) => match[1]!)
+      .toSorted((a, b) => a.localeCompare(b));
+  const declared = names("include/mf_tokenizer.h", /^u?int32_t (mf_\w+)\(/gm);
+  expect(declared.length).toBe(10);
+  expect(names("src/native/tokenizer-library.ts", /^ {2}(mf_\w+): \{/gm)).toEqual(declared);
+  expect(names("tokenizers/src/lib.rs", /extern "C" fn (mf_\w+)\(/g)).toEqual(declared);
 });
 
 test("a file that is no library is a sentence", () => {

@@ -37,6 +37,15 @@ describe("chat templates", () => {
     expect(render(source, '["a", "b", "c"]')).toBe("b;c;2 nonec3");
   });
 
+  test("a null prints as Python prints it, and nothing else prints", () => {
+    expect(render("{{ value.a }}|{{ value.b }}|{{ value.get('b') }}", '{"a": null}')).toBe(
+      "None||None",
+    );
+    const source = `{% macro m(x) %}{{ x }}{% endmacro %}{% set y = value %}{% if y is none %}{{ m(y) }}
+{%- for z in [none] %}{{ z }}{% else %}{{ 1 }}{% endfor %}{% endif %}{% set b %}{{ y }}{% endset %}[{{ b }}]`;
+    expect(render(source, "null")).toBe("NoneNone[None]");
+  });
+
   test("what a template refuses is the messages' fault, everything else its own", () => {
     expect(() => render("{{ raise_exception('no ' ~ value) }}", '"tool"')).toThrow(
       expect.objectContaining({

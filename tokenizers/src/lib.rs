@@ -23,7 +23,10 @@ struct Handles {
     open: Option<HashMap<u32, Arc<Tokenizer>>>,
 }
 
-static HANDLES: Mutex<Handles> = Mutex::new(Handles { next: 1, open: None });
+static HANDLES: Mutex<Handles> = Mutex::new(Handles {
+    next: 1,
+    open: None,
+});
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
@@ -37,7 +40,9 @@ fn handles() -> MutexGuard<'static, Handles> {
 fn find(handle: u32) -> Result<Arc<Tokenizer>, String> {
     let state = handles();
     let found = state.open.as_ref().and_then(|open| open.get(&handle));
-    found.cloned().ok_or_else(|| format!("tokenizer handle {handle} is not open"))
+    found
+        .cloned()
+        .ok_or_else(|| format!("tokenizer handle {handle} is not open"))
 }
 
 /// Runs `body` and turns errors and panics into a status with a sentence.
@@ -133,7 +138,10 @@ pub unsafe extern "C" fn mf_tokenizer_open(path: *const u8, length: u32, handle:
         let id = state.next;
         store(handle, id)?;
         state.next += 1;
-        state.open.get_or_insert_with(HashMap::new).insert(id, tokenizer);
+        state
+            .open
+            .get_or_insert_with(HashMap::new)
+            .insert(id, tokenizer);
         Ok(OK)
     })
 }
@@ -141,7 +149,10 @@ pub unsafe extern "C" fn mf_tokenizer_open(path: *const u8, length: u32, handle:
 #[no_mangle]
 pub extern "C" fn mf_tokenizer_close(handle: u32) -> i32 {
     guarded(|| {
-        let removed = handles().open.as_mut().and_then(|open| open.remove(&handle));
+        let removed = handles()
+            .open
+            .as_mut()
+            .and_then(|open| open.remove(&handle));
         drop(removed.ok_or_else(|| format!("tokenizer handle {handle} is not open"))?);
         trim();
         Ok(OK)

@@ -105,7 +105,10 @@ impl Tokenizer {
     }
 
     fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), String> {
-        let tokens = self.model.tokenize(word).map_err(|error| error.to_string())?;
+        let tokens = self
+            .model
+            .tokenize(word)
+            .map_err(|error| error.to_string())?;
         ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
@@ -167,7 +170,10 @@ fn build_model(file: ModelFile) -> Result<BPE, String> {
     if let Some(unk) = file.unk_token {
         builder = builder.unk_token(unk);
     }
-    if let Some(prefix) = file.continuing_subword_prefix.filter(|text| !text.is_empty()) {
+    if let Some(prefix) = file
+        .continuing_subword_prefix
+        .filter(|text| !text.is_empty())
+    {
         builder = builder.continuing_subword_prefix(prefix);
     }
     if let Some(suffix) = file.end_of_word_suffix.filter(|text| !text.is_empty()) {

@@ -88,7 +88,11 @@ impl<'de> Deserialize<'de> for Merge {
                 }
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
-                match (seq.next_element()?, seq.next_element()?, seq.next_element::<IgnoredAny>()?) {
+                match (
+                    seq.next_element()?,
+                    seq.next_element()?,
+                    seq.next_element::<IgnoredAny>()?,
+                ) {
                     (Some(left), Some(right), None) => Ok(Merge(left, right)),
                     _ => Err(A::Error::custom("a merge must have exactly two pieces")),
                 }
