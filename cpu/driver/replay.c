@@ -3,7 +3,8 @@
 //
 //   replay PATH THREADS FILE...      PATH: "" (the best), portable, avx2, avx512 or neon
 //
-// Prints the cases that fail and ends with "N passed, N failed"; exits 1 if any failed, 2 on misuse.
+// Prints the cases that fail and ends with "N passed, N failed"; exits 1 if any failed, 2 on misuse, 3
+// with a sentence where the processor lacks the path.
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -182,7 +183,14 @@ int main(int argc, char **argv) {
   if (strlen(argv[1]) >= sizeof options.simd) stop("no such path", argv[1]);
   memcpy(options.simd, argv[1], strlen(argv[1]) + 1);
   mf_handle device;
-  check(mf_device_create(&options, &device), "opening the device");
+  const int32_t status = mf_device_create(&options, &device);
+  if (status == MF_ERR_DEVICE) {
+    char text[512];
+    mf_last_error(text, sizeof text);
+    puts(text);
+    return 3;
+  }
+  check(status, "opening the device");
   int passed = 0, failed = 0;
   for (int i = 3; i < argc; i++) {
     if (run(device, argv[i])) {
