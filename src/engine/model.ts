@@ -9,7 +9,7 @@ import { type ExpertFile, ExpertStore } from "../experts/store.ts";
 import type { ReadAt } from "../experts/reader.ts";
 import type { Family, ForwardPass, ModelShape } from "../families/family.ts";
 import { familyOfManifest, packageRulesOf } from "../families/index.ts";
-import { checkUnchanged, openRegular } from "../format/files.ts";
+import { checkUnchanged, checkUntouched, openRegular } from "../format/files.ts";
 import type { SubTensors } from "../format/layout.ts";
 import {
   type CheckedFile,
@@ -76,8 +76,20 @@ export interface Model {
   readonly chunkRows: number;
   readonly slots: number | "resident";
   readonly memory: () => ModelMemory;
-  /** @throws MferenceError "format.changed" when a file was replaced since it was loaded */
+  /**
+   * To be called before each request.
+   *
+   * @throws MferenceError "format.changed" when a file was replaced, removed or written to since it was
+   *   loaded
+   */
   readonly checkFiles: () => void;
+  /**
+   * To be called before each chunk: a mapped file that was cut in place would end the process at the
+   * first touch of a page that is gone. Between this check and that touch it still would.
+   *
+   * @throws MferenceError "format.changed"
+   */
+  readonly checkMapped: () => void;
   readonly close: () => void;
 }
 
@@ -141,11 +153,14 @@ function resolveSizes(options: ModelOptions, shape: ModelShape) {
   };
 }
 
-/** Holds a mapped file open, to notice when it is written to or cut. */
-function watchFile({ path, identity }: CheckedFile): { check: () => void; close: () => void } {
+/** Holds a mapped file open, to notice when it is replaced, written to or cut. */
+function watchFile({ path, identity }: CheckedFile) {
   const file = openRegular(path, { missing: "install.missing", unsafe: "format.path" });
-  const check = (): void => checkUnchanged(file.descriptor, identity, path);
-  return { check, close: () => closeSync(file.descriptor) };
+  return {
+    check: (): void => checkUntouched(file, identity),
+    checkMapped: (): void => checkUnchanged(file.descriptor, identity, path),
+    close: (): void => closeSync(file.descriptor),
+  };
 }
 
 /**
@@ -179,6 +194,8 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     const file = { path: opened.weights.path, entries: opened.resident };
     const weights = own(new Weights(device, file));
     const watch = own(watchFile(opened.weights));
+    // What was mapped by its path must be what was verified.
+    watch.check();
     const { contextRows, chunkRows, slots } = sizes;
     const dtype = precision.kvDtype;
     const kv = own(new KvCache(device, { layers: shape.kvLayers, contextRows, chunkRows, dtype }));
@@ -189,6 +206,8 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     const experts = own(new ExpertPipeline({ ops, store, shape: routed, chunkRows }));
     const limits = { chunkRows, logitRows: sizes.logitRows };
     const forward = own(family.createForward({ ops, weights, kv, experts, limits }, config));
+    // Closed first: nothing may run while what it uses is freed.
+    own({ close: () => stream.abandon() });
     return {
       package: opened,
       family,
@@ -212,6 +231,10 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
       checkFiles: () => {
         watch.check();
         store.check();
+      },
+      checkMapped: () => {
+        watch.checkMapped();
+        store.checkMapped();
       },
       close,
     };

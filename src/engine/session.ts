@@ -59,6 +59,7 @@ export class Session {
     const { model } = this;
     this.#check(ids);
     const chunkRows = Math.min(options.chunkRows ?? model.chunkRows, model.chunkRows);
+    assert(chunkRows >= 1, "a chunk has one row at least");
     await this.#guard(async () => {
       for (let done = 0; done < ids.length; done += chunkRows) {
         if (isCancelled?.() === true) throw new MferenceError("native.cancelled", "cancelled");
@@ -105,12 +106,14 @@ export class Session {
   }
 
   close(): void {
+    this.model.stream.abandon();
     this.#head.close();
   }
 
   async #run(ids: Uint32Array, head: "none" | "last" | "all", tap: Tap | undefined): Promise<void> {
     const { kv, forward, stream } = this.model;
     assert(head !== "all" || ids.length <= forward.logits.rows, "the logits of a chunk fit");
+    this.model.checkMapped();
     const position = kv.cursor;
     kv.begin(ids.length);
     await forward.run({ ids, position, head, tap });
@@ -158,14 +161,13 @@ export class Session {
   }
 
   #recover(error: unknown): void {
-    const { stream, device } = this.model;
-    const isCancelled = error instanceof MferenceError && error.code === "native.cancelled";
+    const { stream, kv } = this.model;
     stream.abandon();
-    device.resume();
-    stream.flush();
-    if (isCancelled) {
-      // What was under way was skipped; its rows are written again. At most one chunk, so rings hold.
-      this.#goBack(this.#complete);
+    if (error instanceof MferenceError && error.code === "native.cancelled") {
+      // What was under way was skipped; its rows are written again. That is one chunk at most, which
+      // rings hold, unless the caller let several calls pass without choosing.
+      if (kv.canRewind(this.#complete)) this.#goBack(this.#complete);
+      else this.reset();
       return;
     }
     this.#fault =

@@ -217,19 +217,28 @@ export class ExpertPipeline {
   /** Hands over the work on hits and, behind the gate, on misses; reads; opens the gate. */
   async #fetch(opened: OpenLayer, plan: ExpertPlan, gate: number): Promise<void> {
     const { stream } = this.#options.ops;
-    stream.commit();
+    const cache = opened.cache!;
+    try {
+      stream.commit();
+      await this.#readMisses(opened, plan);
+    } catch (error) {
+      // Whatever went wrong, the slots are not being read into any more.
+      failPlan(cache, plan);
+      throw error;
+    }
+    publishPlan(cache, plan);
+    stream.openGate(gate);
+  }
+
+  /** Reads every missing expert in parallel; returns or throws when no read is under way any more. */
+  async #readMisses(opened: OpenLayer, plan: ExpertPlan): Promise<void> {
     const begin = performance.now();
     const reads = await Promise.allSettled(
       plan.misses.map((position) => opened.fetch(plan.ids[position]!, plan.slots[position]!)),
     );
     this.#readSeconds += (performance.now() - begin) / 1000;
     const failed = reads.find((read) => read.status === "rejected");
-    if (failed !== undefined) {
-      failPlan(opened.cache!, plan);
-      throw failed.reason;
-    }
-    publishPlan(opened.cache!, plan);
-    stream.openGate(gate);
+    if (failed !== undefined) throw failed.reason;
   }
 
   /** Appends a tile's rows, hits first, and returns how many are hits. */

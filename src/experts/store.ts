@@ -7,7 +7,7 @@
  *     | slot 0: one expert, strideBytes | slot 1 | ... | slot n - 1 |
  */
 import { closeSync } from "node:fs";
-import { checkUnchanged, identityOf, type OpenFile } from "../format/files.ts";
+import { checkUnchanged, checkUntouched, identityOf, type OpenFile } from "../format/files.ts";
 import type { Buffer, Device, Memory } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
 import { createCache, type ExpertCache } from "./plan.ts";
@@ -48,15 +48,21 @@ export interface OpenLayer {
   readonly cache: ExpertCache | undefined;
   /** Fills a slot with an expert. */
   readonly fetch: (expert: number, slot: number) => Promise<void>;
-  /** Refuses to go on when the file was replaced or cut since it was opened. */
+  /** Refuses to go on when the file was replaced, removed or written to since it was opened. */
   readonly check: () => void;
+  /** The same for a mapped file that was written to or cut: cheap enough for every token. */
+  readonly checkMapped: () => void;
   readonly close: () => void;
 }
 
-/** Remembers what a file was when it was opened, so that a later change is noticed. */
-function watcher({ descriptor, path }: OpenFile): () => void {
-  const identity = identityOf(descriptor);
-  return () => checkUnchanged(descriptor, identity, path);
+/** An error must not leave a file open or memory allocated. */
+function undoing<Result>(undo: () => void, work: () => Result): Result {
+  try {
+    return work();
+  } catch (error) {
+    undo();
+    throw error;
+  }
 }
 
 export class ExpertStore {
@@ -96,15 +102,35 @@ export class ExpertStore {
       throw new MferenceError("format.layout", `layer ${layer} has no routed experts`);
     }
     const source = await file.open();
-    const opened =
-      this.#options.slots === "resident" ? this.#map(file, source) : this.#openSlots(file, source);
-    this.#layers.set(layer, opened);
-    return opened;
+    const opened = undoing(
+      () => closeSync(source.descriptor),
+      () =>
+        this.#options.slots === "resident"
+          ? this.#map(file, source)
+          : this.#openSlots(file, source),
+    );
+    const close = (): void => {
+      opened.close();
+      closeSync(source.descriptor);
+    };
+    const owned = { ...opened, close };
+    this.#layers.set(layer, owned);
+    return owned;
   }
 
-  /** Refuses to go on when a file of an opened layer was replaced or cut. */
+  /**
+   * Refuses to go on when a file of an opened layer was replaced, removed or written to.
+   *
+   * @throws MferenceError "format.changed"
+   */
   check(): void {
     for (const layer of this.#layers.values()) layer.check();
+  }
+
+  /** The same for layers that are mapped, as far as a token may pay for it. */
+  checkMapped(): void {
+    if (this.#options.slots !== "resident") return;
+    for (const layer of this.#layers.values()) layer.checkMapped();
   }
 
   close(): void {
@@ -113,42 +139,48 @@ export class ExpertStore {
   }
 
   #map(file: ExpertFile, source: OpenFile): OpenLayer {
-    const { device } = this.#options;
-    const memory = device.mapFile(file.path);
-    const slab = device.bindMemory(memory);
-    return {
-      slab,
+    const memory = this.#options.device.mapFile(file.path);
+    const identity = identityOf(source.descriptor);
+    const opened = this.#bind(memory, {
       slotCount: file.offsets.length,
       slotBytes: file.strideBytes,
       cache: undefined,
       fetch: () => Promise.resolve(),
-      check: watcher(source),
-      close: () => {
-        device.destroyBuffer(slab);
-        device.release(memory);
-        closeSync(source.descriptor);
-      },
-    };
+      check: () => checkUntouched(source, identity),
+      checkMapped: () => checkUnchanged(source.descriptor, identity, file.path),
+    });
+    // What was mapped by its path must be what was verified.
+    undoing(opened.close, opened.check);
+    return opened;
   }
 
   #openSlots(file: ExpertFile, source: OpenFile): OpenLayer {
     const { device, slots } = this.#options;
     const slotCount = Math.min(Number(slots), file.offsets.length);
     const memory = device.allocate(slotCount * file.strideBytes);
-    const slab = device.bindMemory(memory);
-    return {
-      slab,
+    const identity = identityOf(source.descriptor);
+    return this.#bind(memory, {
       slotCount,
       slotBytes: file.strideBytes,
       cache: createCache({ slotCount, expertCount: file.offsets.length }),
       fetch: this.#fetcher(file, source.descriptor, memory),
-      check: watcher(source),
-      close: () => {
-        device.destroyBuffer(slab);
-        device.release(memory);
-        closeSync(source.descriptor);
-      },
+      check: () => checkUntouched(source, identity),
+      checkMapped: () => {},
+    });
+  }
+
+  /** An opened layer over a memory, which it owns from here on. */
+  #bind(memory: Memory, layer: Omit<OpenLayer, "slab" | "close">): OpenLayer {
+    const { device } = this.#options;
+    const slab = undoing(
+      () => device.release(memory),
+      () => device.bindMemory(memory),
+    );
+    const close = (): void => {
+      device.destroyBuffer(slab);
+      device.release(memory);
     };
+    return { ...layer, slab, close };
   }
 
   #fetcher(file: ExpertFile, descriptor: number, memory: Memory): OpenLayer["fetch"] {

@@ -125,6 +125,21 @@ export function checkUnchanged(descriptor: number, expected: FileIdentity, fileP
 }
 
 /**
+ * Checks that a path still leads to the file that was opened, and that nobody wrote to it since.
+ *
+ * @throws MferenceError "format.changed"
+ */
+export function checkUntouched(file: OpenFile, expected: FileIdentity): void {
+  checkUnchanged(file.descriptor, expected, file.path);
+  const status = fs.statSync(file.path, { throwIfNoEntry: false });
+  if (status?.dev === expected.device && status.ino === expected.inode) return;
+  throw new MferenceError(
+    "format.changed",
+    `${file.path} was ${status === undefined ? "removed" : "replaced"} while it was in use; load the model again`,
+  );
+}
+
+/**
  * Reads up to `buffer.length` bytes at `offset`; fewer come back only at the end of the file.
  *
  * @throws MferenceError "install.io" when the system call fails

@@ -9,7 +9,7 @@
 import type { Buffers, KernelSpec, Params, ParamValues } from "../kernels/spec.ts";
 import { type Binding, Commands } from "../native/commands.ts";
 import type { Device, DeviceEvent } from "../native/device.ts";
-import { assert } from "../util/errors.ts";
+import { assert, MferenceError } from "../util/errors.ts";
 
 /** A point of the timeline: reached when everything recorded before it has run. */
 export type Ticket = number;
@@ -95,8 +95,10 @@ export class Stream {
   }
 
   /**
-   * Forgets what was recorded and opens every gate: after a failure, so that no committed list waits
-   * for a read that will never arrive. Whatever they compute is thrown away by the caller.
+   * Forgets what was recorded, opens every gate and blocks until no list runs, whether it ran, was
+   * cancelled or failed; the device takes work again. What the lists computed is for nobody.
+   *
+   * @throws MferenceError "native.timeout"
    */
   abandon(): void {
     this.#commands.reset();
@@ -104,9 +106,15 @@ export class Stream {
       this.#openedGate = this.#lastGate;
       this.device.signal(this.#gate, this.#lastGate);
     }
+    try {
+      this.device.finish();
+    } catch (error) {
+      // Any other status says why lists did not run; they have ended all the same.
+      if (error instanceof MferenceError && error.code === "native.timeout") throw error;
+    }
+    this.device.resume();
     // Points that were recorded but never handed over must not be awaited by anybody later.
-    this.#commands.signal(this.#timeline, this.#lastTicket);
-    this.commit();
+    this.device.signal(this.#timeline, this.#lastTicket);
   }
 
   close(): void {

@@ -2,7 +2,7 @@
  * The common weights of a package as operands: the file is mapped once, read-only, and bound in as few
  * buffers as the device's largest buffer allows, cut between tensors. Nothing is copied.
  */
-import type { ResidentEntry } from "../format/resident.ts";
+import type { FileRange, ResidentEntry } from "../format/resident.ts";
 import type { Binding } from "../native/commands.ts";
 import type { Buffer, Device, Memory } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
@@ -44,9 +44,10 @@ export function planRegions(entries: Iterable<ResidentEntry>, limits: RegionLimi
   let begin = 0;
   let end = 0;
   for (const span of spans) {
-    if (span.end - begin > bufferBytesMax) {
-      if (end > begin) regions.push({ offset: begin, bytes: end - begin });
+    if (Math.max(end, span.end) - begin > bufferBytesMax) {
+      if (end > begin) regions.push(regionOf(begin, end, limits));
       begin = Math.floor(span.begin / pageBytes) * pageBytes;
+      end = 0;
     }
     if (span.end - begin > bufferBytesMax) {
       throw new MferenceError(
@@ -54,11 +55,18 @@ export function planRegions(entries: Iterable<ResidentEntry>, limits: RegionLimi
         `a tensor of ${span.end - span.begin} bytes exceeds the device's largest buffer of ${bufferBytesMax}`,
       );
     }
-    end = Math.min(fileBytes, alignUp(span.end, pageBytes));
-    if (end - begin > bufferBytesMax) end = span.end;
+    // The arrays of tensors may lie between each other.
+    end = Math.max(end, span.end);
   }
-  regions.push({ offset: begin, bytes: end - begin });
+  regions.push(regionOf(begin, end, limits));
   return regions;
+}
+
+/** A region that ends with a page, where the file and the largest buffer allow it. */
+function regionOf(begin: number, end: number, limits: RegionLimits): Region {
+  const { fileBytes, pageBytes, bufferBytesMax } = limits;
+  const rounded = Math.min(fileBytes, alignUp(end, pageBytes));
+  return { offset: begin, bytes: (rounded - begin > bufferBytesMax ? end : rounded) - begin };
 }
 
 export interface WeightsFile {
@@ -71,19 +79,18 @@ export class Weights {
   readonly #device: Device;
   readonly #file: WeightsFile;
   readonly #memory: Memory;
-  readonly #regions: readonly { region: Region; buffer: Buffer }[];
+  readonly #regions: { readonly region: Region; readonly buffer: Buffer }[] = [];
 
   constructor(device: Device, file: WeightsFile) {
     this.#device = device;
     this.#file = file;
     this.#memory = device.mapFile(file.path);
-    const { pageBytes, bufferBytesMax } = device.info;
-    const fileBytes = this.#memory.byteLength;
-    const plan = planRegions(file.entries.values(), { fileBytes, pageBytes, bufferBytesMax });
-    this.#regions = plan.map((region) => ({
-      region,
-      buffer: device.bindMemory(this.#memory, region.offset, region.bytes),
-    }));
+    try {
+      this.#bindRegions();
+    } catch (error) {
+      this.close();
+      throw error;
+    }
   }
 
   get byteLength(): number {
@@ -98,9 +105,9 @@ export class Weights {
       throw this.#unfit(name, "a quantised matrix");
     }
     return {
-      codes: this.#bind(entry.offset),
-      scales: this.#bind(entry.scales.offset),
-      biases: this.#bind(entry.biases.offset),
+      codes: this.#bind(entry),
+      scales: this.#bind(entry.scales),
+      biases: this.#bind(entry.biases),
       rows: rows!,
       columns: columns!,
       bits: (8 * entry.bytes) / (rows! * columns!),
@@ -112,7 +119,7 @@ export class Weights {
     const entry = this.#entry(name);
     if (entry.dtype !== "BF16" || entry.shape.length !== 1)
       throw this.#unfit(name, "a BF16 vector");
-    return { ...this.#bind(entry.offset), length: entry.shape[0]! };
+    return { ...this.#bind(entry), length: entry.shape[0]! };
   }
 
   close(): void {
@@ -139,9 +146,24 @@ export class Weights {
     );
   }
 
-  #bind(offset: number): Binding {
-    const found = this.#regions.findLast(({ region }) => region.offset <= offset);
-    if (found === undefined) throw new MferenceError("format.index", `no region at byte ${offset}`);
+  #bindRegions(): void {
+    const { pageBytes, bufferBytesMax } = this.#device.info;
+    const fileBytes = this.#memory.byteLength;
+    const limits = { fileBytes, pageBytes, bufferBytesMax };
+    for (const region of planRegions(this.#file.entries.values(), limits)) {
+      const buffer = this.#device.bindMemory(this.#memory, region.offset, region.bytes);
+      this.#regions.push({ region, buffer });
+    }
+  }
+
+  /** A range of the file in the buffer that covers it. */
+  #bind({ offset, bytes }: FileRange): Binding {
+    const found = this.#regions.find(
+      ({ region }) => region.offset <= offset && offset + bytes <= region.offset + region.bytes,
+    );
+    if (found === undefined) {
+      throw new MferenceError("format.index", `no buffer covers ${bytes} bytes at byte ${offset}`);
+    }
     return { buffer: found.buffer, offset: offset - found.region.offset };
   }
 }
