@@ -12,7 +12,7 @@ import { join } from "node:path";
 import { loadModel, type Model, type ModelOptions } from "../../src/engine/model.ts";
 import { Session } from "../../src/engine/session.ts";
 import { installLocal } from "../../src/install/install.ts";
-import { softcap } from "../../src/kernels/sampling.ts";
+import { capLogits } from "../../src/ops/sampling.ts";
 import { rowsOf, Scratch } from "../../src/ops/tensor.ts";
 import { type Fixture, type GoldenTensor, readFixture } from "./fixture.ts";
 import { Rows, StageRecorder } from "./recorder.ts";
@@ -132,9 +132,12 @@ function recordCapped(model: Model, recorder: StageRecorder, T: number): void {
   const { finalSoftcap: cap } = model.shape;
   if (cap === 0) return;
   const scratch = new Scratch(model.device);
-  const x = rowsOf(model.forward.logits, 0, T);
-  const y = scratch.tensor(T, x.columns);
-  model.stream.dispatch(softcap, { x, y }, { N: T * x.columns, cap });
+  const { logits } = model.forward;
+  const y = scratch.tensor(T, logits.columns);
+  // The engine's own call, a row at a time as it samples.
+  for (let t = 0; t < T; t += 1) {
+    capLogits(model.stream, rowsOf(logits, t, 1), rowsOf(y, t, 1), cap);
+  }
   recorder.tensor("logits_capped", y, T);
   scratch.close();
 }
