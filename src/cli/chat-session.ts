@@ -79,7 +79,7 @@ export class ChatSession {
       maxNew: settings.maxNew,
       stop: settings.stop,
     };
-    const answer = await showAnswer(this.#options, request, signal);
+    const answer = await this.#generate(request, signal);
     this.#lastStats = answer.result.stats;
     const isInterrupted = answer.result.reason === "cancelled";
     const isKept = conversation.addTurn(question, answer.content, isInterrupted);
@@ -103,6 +103,16 @@ export class ChatSession {
     } catch (error) {
       restore();
       throw error;
+    }
+  }
+
+  async #generate(request: GenerateRequest, signal: AbortSignal | undefined): Promise<Answer> {
+    try {
+      return await showAnswer(this.#options, request, signal);
+    } catch (error) {
+      // Kept ids may hold more than the messages say, such as thoughts; the messages themselves fit.
+      if (!(error instanceof MferenceError) || error.code !== "engine.context") throw error;
+      return await showAnswer(this.#options, { ...request, isCold: true }, signal);
     }
   }
 

@@ -61,7 +61,8 @@ export function fakeEngine(...replies: Reply[]): FakeEngine {
   const requests: GenerateRequest[] = [];
   return {
     requests,
-    generate: async (request, { onEvent, signal } = {}): Promise<GenerateResult> => {
+    generate: async (request, handlers): Promise<GenerateResult> => {
+      const { onEvent, signal } = handlers ?? {};
       requests.push(request);
       const reply = replies.shift();
       if (reply === undefined) throw new Error("the script has no more replies");

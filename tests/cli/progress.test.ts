@@ -1,0 +1,61 @@
+import { expect, test } from "bun:test";
+import { portion, Progress } from "../../src/cli/progress.ts";
+import { fakeTerminal } from "./fake.ts";
+
+function start(isTerminal: boolean, isQuiet = false) {
+  const terminal = fakeTerminal(isTerminal);
+  const clock = { ms: 5000 };
+  const progress = new Progress({ output: terminal.err, isQuiet, now: () => clock.ms });
+  const at = (ms: number, text: string): void => {
+    clock.ms = 5000 + ms;
+    progress.update(text);
+  };
+  return { progress, at, stderr: terminal.stderr };
+}
+
+test("what is done within a second shows nothing", () => {
+  const { progress, at, stderr } = start(true);
+  at(0, "a");
+  at(999, "b");
+  progress.done();
+  expect(stderr()).toBe("");
+});
+
+test("a terminal gets one line, four times a second, erased in the end", () => {
+  const { progress, at, stderr } = start(true);
+  at(0, "a");
+  at(1000, "b");
+  at(1100, "c");
+  at(1250, "d");
+  progress.done();
+  expect(stderr()).toBe("\r\u001b[Kb (1.00 s)\r\u001b[Kd (1.25 s)\r\u001b[K");
+});
+
+test("elsewhere there is a line a second while something changes, else a rare sign of life", () => {
+  const { progress, at, stderr } = start(false);
+  at(0, "a");
+  for (let ms = 1000; ms <= 3000; ms += 250) at(ms, `${Math.floor(ms / 500)}`);
+  for (let ms = 4000; ms <= 14000; ms += 1000) at(ms, "same");
+  progress.done();
+  expect(stderr()).toBe("2\n4\n6\nsame\nsame\n");
+});
+
+test("quiet is quiet, and work can begin again after its end", () => {
+  const quiet = start(true, true);
+  quiet.at(0, "a");
+  quiet.at(5000, "b");
+  quiet.progress.done();
+  expect(quiet.stderr()).toBe("");
+  const { progress, at, stderr } = start(false);
+  at(0, "a");
+  progress.done();
+  at(2000, "b");
+  at(2500, "c");
+  progress.done();
+  expect(stderr()).toBe("");
+});
+
+test("portion", () => {
+  expect(portion(1, 3, String)).toBe("33% of 3");
+  expect(portion(0, 0, String)).toBe("100% of 0");
+});
