@@ -1,10 +1,11 @@
 /**
  * The main thread's face of the engine, which lives in one long-lived Worker and may block there in
- * native waits. Nothing here blocks. Cancelling works while the Worker is blocked: a shared word that it
- * polls, and the device's own cancel flag, set from this thread.
+ * native waits. Nothing here blocks. Cancelling works while the Worker is blocked: through a word that
+ * it polls, and through the device's own cancel flag, set from this thread.
  */
 import { cancelDevice } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
+import { CancelWord } from "./cancel.ts";
 import type {
   CallName,
   Calls,
@@ -16,7 +17,6 @@ import type {
   LoadedInfo,
   LoadRequest,
   Prompt,
-  ToWorker,
 } from "./protocol.ts";
 
 interface Waiting {
@@ -33,12 +33,14 @@ export interface GenerateHandlers {
 
 export class EngineClient {
   readonly #worker: Worker;
-  readonly #cancelled = new SharedArrayBuffer(4);
   readonly #waiting = new Map<number, Waiting>();
+  /** Of the requests that have no answer yet. */
+  readonly #cancels = new Set<CancelWord>();
   #lastId = 0;
   #library = "";
   #info: LoadedInfo | undefined;
   #dead: Error | undefined;
+  #closing: Promise<void> | undefined;
 
   private constructor(worker: Worker) {
     this.#worker = worker;
@@ -56,8 +58,6 @@ export class EngineClient {
   static async start(request: LoadRequest): Promise<EngineClient> {
     const worker = new Worker(new URL("./worker.ts", import.meta.url).href);
     const client = new EngineClient(worker);
-    const start: ToWorker = { kind: "start", cancelled: client.#cancelled };
-    worker.postMessage(start);
     client.#library = request.library;
     try {
       client.#info = await client.#call("load", request);
@@ -84,15 +84,16 @@ export class EngineClient {
     handlers: GenerateHandlers = {},
   ): Promise<GenerateResult> {
     const { onEvent, signal } = handlers;
-    const id = this.#lastId + 1;
-    const cancel = (): void => this.#cancel(id);
+    const word = new CancelWord();
+    const cancel = (): void => word.cancel(() => this.#interrupt());
+    this.#cancels.add(word);
     signal?.addEventListener("abort", cancel, { once: true });
+    if (signal?.aborted === true) cancel();
     try {
-      const answer = this.#call("generate", request, onEvent);
-      if (signal?.aborted === true) cancel();
-      return await answer;
+      return await this.#call("generate", { request, cancel: word.memory }, onEvent);
     } finally {
       signal?.removeEventListener("abort", cancel);
+      this.#cancels.delete(word);
     }
   }
 
@@ -120,21 +121,26 @@ export class EngineClient {
     return this.#call("status", null);
   }
 
-  /** Frees the model and ends the Worker. A running request is cancelled first. */
-  async close(): Promise<void> {
-    if (this.#dead === undefined) {
-      this.#cancel(this.#lastId);
-      await this.#call("close", null);
-    }
-    this.#worker.terminate();
-    this.#die(new MferenceError("engine.state", "the engine is closed"));
+  /** Frees the model and ends the Worker. Requests that run or wait are cancelled first. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
   }
 
-  #cancel(id: number): void {
-    Atomics.store(new Int32Array(this.#cancelled), 0, id);
-    if (this.#info !== undefined && this.#waiting.has(id)) {
-      cancelDevice(this.#library, this.#info.deviceId);
+  async #close(): Promise<void> {
+    try {
+      if (this.#dead !== undefined) return;
+      for (const word of this.#cancels) word.cancel(() => this.#interrupt());
+      await this.#call("close", null);
+    } finally {
+      this.#worker.terminate();
+      this.#die(new MferenceError("engine.state", "the engine is closed"));
     }
+  }
+
+  /** Ends the device's work at once; a request that runs has a loaded model. */
+  #interrupt(): void {
+    cancelDevice(this.#library, this.info.deviceId);
   }
 
   #call<Name extends CallName>(
@@ -148,12 +154,11 @@ export class EngineClient {
     const answer = new Promise<Calls[Name]["answer"]>((resolve, reject) => {
       this.#waiting.set(id, { resolve, reject, onEvent });
     });
-    this.#worker.postMessage({ kind: "call", id, name, request });
+    this.#worker.postMessage({ id, name, request });
     return answer;
   }
 
   #receive(message: FromWorker): void {
-    if (message.kind === "ready") return;
     const waiting = this.#waiting.get(message.id);
     if (waiting === undefined) return;
     if (message.kind === "event") {

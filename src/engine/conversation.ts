@@ -55,6 +55,8 @@ function isSameMessage(a: ChatMessage, b: ChatMessage): boolean {
   return (
     a.role === b.role &&
     (a.content ?? "") === (b.content ?? "") &&
+    a.reasoning === b.reasoning &&
+    a.name === b.name &&
     a.toolCallId === b.toolCallId &&
     messageCalls(a) === messageCalls(b)
   );

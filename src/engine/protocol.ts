@@ -143,10 +143,16 @@ export interface EngineStatus {
   readonly peakMemoryBytes: number;
 }
 
+/** A request and the memory of its `CancelWord`. */
+export interface GenerateCall {
+  readonly request: GenerateRequest;
+  readonly cancel: SharedArrayBuffer;
+}
+
 /** Calls that the Worker answers. */
 export interface Calls {
   readonly load: { readonly request: LoadRequest; readonly answer: LoadedInfo };
-  readonly generate: { readonly request: GenerateRequest; readonly answer: GenerateResult };
+  readonly generate: { readonly request: GenerateCall; readonly answer: GenerateResult };
   /** The ids of a prompt. */
   readonly tokenize: { readonly request: Prompt; readonly answer: readonly number[] };
   /** The text of a chat prompt, as its template renders it. */
@@ -161,20 +167,16 @@ export interface Calls {
 export type CallName = keyof Calls;
 
 /** Main thread to Worker. */
-export type ToWorker =
-  | { readonly kind: "start"; readonly cancelled: SharedArrayBuffer }
-  | {
-      [Name in CallName]: {
-        readonly kind: "call";
-        readonly id: number;
-        readonly name: Name;
-        readonly request: Calls[Name]["request"];
-      };
-    }[CallName];
+export type ToWorker = {
+  [Name in CallName]: {
+    readonly id: number;
+    readonly name: Name;
+    readonly request: Calls[Name]["request"];
+  };
+}[CallName];
 
 /** Worker to main thread. */
 export type FromWorker =
-  | { readonly kind: "ready" }
   | { readonly kind: "event"; readonly id: number; readonly event: GenerateEvent }
   | { readonly kind: "answer"; readonly id: number; readonly answer: unknown }
   | {

@@ -1,14 +1,12 @@
 /** The engine's thread: takes calls one after another, and may block in native waits. */
 import { MferenceError, sentenceOf } from "../util/errors.ts";
+import { CancelWord } from "./cancel.ts";
 import { Engine } from "./engine.ts";
 import type { CallName, Calls, FromWorker, ToWorker } from "./protocol.ts";
 
 declare const self: Worker;
 
-type Call = Extract<ToWorker, { kind: "call" }>;
-
 let engine: Engine | undefined;
-let cancelled = new Int32Array(new SharedArrayBuffer(4));
 /** Calls run in the order of their arrival. */
 let queue: Promise<void> = Promise.resolve();
 
@@ -19,6 +17,12 @@ function loaded(): Engine {
   return engine;
 }
 
+function unload(): void {
+  const closing = engine;
+  engine = undefined;
+  closing?.close();
+}
+
 const handlers: {
   [Name in CallName]: (
     request: Calls[Name]["request"],
@@ -26,18 +30,23 @@ const handlers: {
   ) => Calls[Name]["answer"] | Promise<Calls[Name]["answer"]>;
 } = {
   load: async (request) => {
-    engine?.close();
+    unload();
     engine = await Engine.load(request);
     return engine.info;
   },
-  generate: async (request, id) => {
-    const { model } = loaded();
-    // A cancel of an earlier request may have arrived after its end.
-    model.device.resume();
-    return await loaded().generate(request, {
-      onEvent: (event) => post({ kind: "event", id, event }),
-      isCancelled: () => Atomics.load(cancelled, 0) >= id,
-    });
+  generate: async ({ request, cancel }, id) => {
+    const word = new CancelWord(cancel);
+    word.begin();
+    try {
+      return await loaded().generate(request, {
+        onEvent: (event) => post({ kind: "event", id, event }),
+        isCancelled: () => word.isCancelled,
+      });
+    } finally {
+      word.end();
+      // The device may have been interrupted when this request no longer used it.
+      engine?.model.device.resume();
+    }
   },
   tokenize: (prompt) => loaded().tokenize(prompt),
   render: (prompt) => loaded().render(prompt),
@@ -48,13 +57,12 @@ const handlers: {
   },
   status: () => loaded().status(),
   close: () => {
-    engine?.close();
-    engine = undefined;
+    unload();
     return null;
   },
 };
 
-async function answer({ id, name, request }: Call): Promise<void> {
+async function answer({ id, name, request }: ToWorker): Promise<void> {
   try {
     const handler = handlers[name] as (request: unknown, id: number) => unknown;
     post({ kind: "answer", id, answer: await handler(request, id) });
@@ -65,10 +73,5 @@ async function answer({ id, name, request }: Call): Promise<void> {
 }
 
 self.addEventListener("message", ({ data }: MessageEvent<ToWorker>) => {
-  if (data.kind === "start") {
-    cancelled = new Int32Array(data.cancelled);
-    post({ kind: "ready" });
-    return;
-  }
   queue = queue.then(() => answer(data));
 });
