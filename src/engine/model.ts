@@ -163,6 +163,13 @@ function watchFile({ path, identity }: CheckedFile) {
   };
 }
 
+/** What a package's family makes of it. */
+function readFamily(opened: Package) {
+  const family = familyOfManifest(opened.manifest.arch.family) as Family<unknown>;
+  const config = family.parseConfig(opened.config);
+  return { family, config, shape: family.shapeOf(config), arrays: expertArrays(opened) };
+}
+
 /**
  * Loads a package onto a device.
  *
@@ -173,11 +180,8 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     policy: options.policy ?? "full-sha256",
     rulesOf: packageRulesOf,
   });
-  const family = familyOfManifest(opened.manifest.arch.family) as Family<unknown>;
-  const config = family.parseConfig(opened.config);
-  const shape = family.shapeOf(config);
+  const { family, config, shape, arrays } = readFamily(opened);
   const sizes = resolveSizes(options, shape);
-  const arrays = expertArrays(opened);
   const closers: (() => void)[] = [];
   const own = <T extends { close: () => void }>(part: T): T => {
     closers.unshift(() => part.close());
