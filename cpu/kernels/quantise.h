@@ -23,10 +23,10 @@ static inline float mf_bits_float(uint32_t bits) {
   return v;
 }
 
-// Nearest whole number, ties to even, without a call, so that loops of it become vectors.
+// Nearest whole number of |v| < 2^22, ties to even, without a call or a branch: loops of it become vectors.
 static inline float mf_nearest(float v) {
-  const float magic = copysignf(8388608.0f, v), rounded = (v + magic) - magic;
-  return fabsf(v) < 8388608.0f ? rounded : v;
+  const float magic = 12582912.0f;  // 1.5 * 2^23
+  return (v + magic) - magic;
 }
 
 // Fast: the largest value becomes 0x7F7F, whose digits to the base 256 still fit signed bytes.
@@ -43,14 +43,15 @@ static inline float mf_quantise_fast(const float *x, float max, mf_integers *q, 
 }
 
 // Exact: a power of two takes the largest value to 2^28 .. 2^29, so that nothing above 2^-29 of it is lost.
+// All products and differences here are exact. Parts lie within -2^14 .. 2^14.
 static inline float mf_quantise_exact(const float *x, float max, mf_integers *q, int32_t totals[2]) {
   const uint32_t exponent = mf_float_bits(max) >> 23;
   const float inverse = mf_bits_float((282 - exponent) << 23);
   int32_t high = 0, low = 0;
   for (int i = 0; i < MF_GROUP_SIZE; i++) {
-    const int32_t whole = (int32_t)mf_nearest(x[i] * inverse);
-    q->low[i] = (int32_t)((uint32_t)whole << 17) >> 17;
-    q->high[i] = (whole - q->low[i]) >> 15;
+    const float whole = x[i] * inverse, above = mf_nearest(whole * 0x1p-15f);
+    q->high[i] = (int32_t)above;
+    q->low[i] = (int32_t)mf_nearest(whole - above * 0x1p15f);
     high += q->high[i];
     low += q->low[i];
   }
