@@ -24,8 +24,8 @@ static uint32_t free_first = NONE;
 static uint32_t free_last = NONE;
 
 static const char *kind_name(uint32_t kind) {
-  static const char *const names[] = {"device", "memory", "buffer", "event"};
-  return kind >= 1 && kind <= 4 ? names[kind - 1] : "nothing";
+  static const char *const names[] = {"a device", "a memory", "a buffer", "an event"};
+  return kind >= 1 && kind <= 4 ? names[kind - 1] : "nothing known";
 }
 
 void mf_handles_lock(void) { pthread_mutex_lock(&lock); }
@@ -61,7 +61,7 @@ int32_t mf_handle_create(mf_object *object, mf_handle *handle) {
   mf_handles_unlock();
   if (index != NONE) return MF_OK;
   mf_object_release(object);
-  return mf_error(MF_ERR_MEMORY, "no handle is left for another %s: destroy what is no longer used",
+  return mf_error(MF_ERR_MEMORY, "no handle is left for %s: destroy what is no longer used",
                   name);
 }
 
@@ -75,13 +75,12 @@ void *mf_handle_find(mf_handle handle, mf_kind kind) {
       return found->object;
   }
   if (handle == 0)
-    mf_error(MF_ERR_HANDLE, "0 is no handle; a %s was expected", kind_name(kind));
+    mf_error(MF_ERR_HANDLE, "0 is no handle; the one of %s was expected", kind_name(kind));
   else if (found_kind != kind && found_kind >= 1 && found_kind <= 4)
-    mf_error(MF_ERR_HANDLE, "handle %u is one of a %s; a %s was expected", handle,
+    mf_error(MF_ERR_HANDLE, "handle %u is the one of %s; %s was expected", handle,
              kind_name(found_kind), kind_name(kind));
   else
-    mf_error(MF_ERR_HANDLE, "handle %u is no live %s: it was destroyed or never created", handle,
-             kind_name(kind));
+    mf_error(MF_ERR_HANDLE, "handle %u of %s was destroyed or never created", handle, kind_name(kind));
   return NULL;
 }
 
