@@ -82,7 +82,10 @@ void MF_ON_PATH(softcap)(const mf_task *task) {
     const uint32_t first = chunk * CHUNK;
     const uint32_t end = p->N - first < CHUNK ? p->N : first + CHUNK;
     for (uint32_t i = first; i < end; i += VF) {
-      vf_store_some(y + i, cap * vf_tanh(vf_load_some(x + i, end - i) / cap), end - i);
+      vf a = vf_load_some(x + i, end - i);
+      // A cap of 0 is none.
+      if (p->cap > 0) a = cap * vf_tanh(a / cap);
+      vf_store_some(y + i, a, end - i);
     }
   }
 }

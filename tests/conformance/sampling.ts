@@ -125,6 +125,7 @@ export const samplingCases: readonly ConformanceCase[] = [
   softcapCase("small values", () => createRandom(2).normals(1001, 1e-3), 30),
   softcapCase("another cap", () => createRandom(3).normals(515, 3), 0.75),
   softcapCase("values that are not finite", () => broken(515), 30),
+  softcapCase("a cap of 0 copies", () => normals(515), 0),
   penalizeCase(V, 1000),
   penalizeCase(515, 515),
   penalizeCase(515, 0),

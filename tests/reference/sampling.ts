@@ -15,7 +15,9 @@ export function argmax(logits: ArrayLike<number>): [number, number] {
 }
 
 export const softcap = (x: ArrayLike<number>, cap: number): Float64Array =>
-  Float64Array.from(x, (value) => Math.fround(cap) * Math.tanh(value / Math.fround(cap)));
+  Float64Array.from(x, (value) =>
+    cap > 0 ? Math.fround(cap) * Math.tanh(value / Math.fround(cap)) : value,
+  );
 
 export function penalize(
   logits: ArrayLike<number>,
