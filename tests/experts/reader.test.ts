@@ -1,0 +1,87 @@
+import { describe, expect, test } from "bun:test";
+import fs from "node:fs";
+import path from "node:path";
+import { type ReadAt, readAt, readWhole } from "../../src/experts/reader.ts";
+import { temporaryFolder } from "../fixtures/checkpoints.ts";
+import { failureOf } from "../fixtures/failures.ts";
+
+const name = path.join(temporaryFolder(), "experts");
+fs.writeFileSync(
+  name,
+  Uint8Array.from({ length: 1000 }, (_, i) => i % 251),
+);
+
+/** Reads 600 bytes from byte 300 on. */
+async function fill(via?: ReadAt, bytes = 600): Promise<Uint8Array> {
+  const descriptor = fs.openSync(name, "r");
+  const target = new Uint8Array(bytes);
+  try {
+    await readWhole({ descriptor, target, position: 300, what: "expert 3 of layer 4" }, via);
+    return target;
+  } finally {
+    fs.closeSync(descriptor);
+  }
+}
+
+const wanted = Uint8Array.from({ length: 600 }, (_, i) => (300 + i) % 251);
+
+/** A read that fails the first time with a system error. */
+function failingOnce(code: string): ReadAt {
+  let hasFailed = false;
+  return (descriptor, target, position) => {
+    if (hasFailed) return readAt(descriptor, target, position);
+    hasFailed = true;
+    return Promise.reject(Object.assign(new Error(`${code}: no luck`), { code }));
+  };
+}
+
+describe("readWhole", () => {
+  test("fills the target from its place in the file", async () => {
+    expect(await fill()).toEqual(wanted);
+  });
+
+  test("continues after short reads where they ended", async () => {
+    const asked: [number, number][] = [];
+    const read = await fill((descriptor, target, position) => {
+      asked.push([position, target.length]);
+      return readAt(descriptor, target.subarray(0, 250), position);
+    });
+    expect(read).toEqual(wanted);
+    expect(asked).toEqual([
+      [300, 600],
+      [550, 350],
+      [800, 100],
+    ]);
+  });
+
+  test("reads again when a signal interrupted it", async () => {
+    expect(await fill(failingOnce("EINTR"))).toEqual(wanted);
+  });
+
+  test("says where the file ended", async () => {
+    const failure = await failureOf(() => fill(readAt, 800));
+    expect(failure.code).toBe("expert.read");
+    expect(failure.message).toContain(
+      "expert 3 of layer 4: the file ends after 700 of 800 bytes at offset 300",
+    );
+    expect(failure.message).toContain("mference verify");
+  });
+
+  test("takes no bytes for the end, without asking again", async () => {
+    let calls = 0;
+    const failure = await failureOf(() =>
+      fill(() => {
+        calls += 1;
+        return Promise.resolve(0);
+      }),
+    );
+    expect(failure.code).toBe("expert.read");
+    expect(calls).toBe(1);
+  });
+
+  test("passes on what the system said", async () => {
+    const failure = await failureOf(() => fill(failingOnce("EIO")));
+    expect(failure.code).toBe("expert.read");
+    expect(failure.message).toBe("expert 3 of layer 4: EIO: no luck");
+  });
+});
