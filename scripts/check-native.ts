@@ -6,7 +6,8 @@
  *   --tsan    under the thread sanitizer
  *   --all     all of them (the default)
  *
- * Each replays the conformance cases on every path and strains the core from several threads. A tool
+ * Each replays the conformance cases on every path, tries every kernel with impossible parameters, and
+ * strains the core from several threads. A tool
  * that is missing is said in a sentence and fails only with --strict. Ends with "N passed, N failed".
  */
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
@@ -28,6 +29,8 @@ interface Target {
   readonly paths: readonly string[];
   readonly threads: number;
   readonly stressRounds: number;
+  /** Rounds over all kernels with impossible parameters. */
+  readonly fuzzRounds: number;
   /** Debian packages that bring the tools. */
   readonly packages: string;
 }
@@ -39,7 +42,9 @@ interface Outcome {
 }
 
 const ROOT = join(import.meta.dir, "..");
-const SANITIZED = ["-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"];
+/** No dispatch is too small for several threads here. */
+const GANGS = "-DMF_SOLO_BYTES=0";
+const SANITIZED = ["-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", GANGS];
 const NATIVE = {
   compiler: env("CC") ?? "cc",
   arch: process.arch,
@@ -55,11 +60,12 @@ const TARGETS: readonly Target[] = [
     title: "arm64 under QEMU",
     compiler: "aarch64-linux-gnu-gcc",
     arch: "arm64",
-    flags: ["-static"],
+    flags: ["-static", GANGS],
     runner: ["qemu-aarch64"],
     paths: ["portable", "neon"],
     threads: 2,
     stressRounds: 1,
+    fuzzRounds: 2,
     packages: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
   },
   {
@@ -68,6 +74,7 @@ const TARGETS: readonly Target[] = [
     title: "address and undefined-behaviour sanitizers",
     flags: [...SANITIZED, "-fsanitize=address,undefined"],
     stressRounds: 3,
+    fuzzRounds: 100,
   },
   {
     ...NATIVE,
@@ -75,6 +82,7 @@ const TARGETS: readonly Target[] = [
     title: "thread sanitizer",
     flags: [...SANITIZED, "-fsanitize=thread"],
     stressRounds: 3,
+    fuzzRounds: 20,
   },
 ];
 
@@ -102,7 +110,7 @@ async function make(command: readonly string[]): Promise<void> {
 /** Objects of the device, and from them the drivers; the folder that holds the drivers. */
 async function build(target: Target, folder: string): Promise<void> {
   mkdirSync(folder, { recursive: true });
-  const drivers = ["replay", "stress"];
+  const drivers = ["replay", "fuzz", "stress"];
   const device = deviceUnits(target.arch);
   const flags = device[0]!.flags;
   const units = [
@@ -169,6 +177,8 @@ async function check(target: Target, work: string, cases: readonly string[]): Pr
   for (const path of target.paths) {
     const command = [...runner, join(folder, "replay"), path, String(target.threads), ...cases];
     outcomes.push(judge(`${title}, ${path}`, await run(command)));
+    const fuzz = [...runner, join(folder, "fuzz"), path, String(target.fuzzRounds)];
+    outcomes.push(judge(`${title}, ${path}, impossible parameters`, await run(fuzz)));
   }
   const stress = [...runner, join(folder, "stress"), String(target.stressRounds)];
   outcomes.push(judge(`${title}, strain`, await run(stress)));

@@ -7,6 +7,7 @@ import { createHash } from "node:crypto";
 import {
   existsSync,
   mkdirSync,
+  mkdtempSync,
   readdirSync,
   readFileSync,
   renameSync,
@@ -39,6 +40,8 @@ const SUFFIX = process.platform === "darwin" ? "dylib" : "so";
 const DAY_MS = 24 * 60 * 60 * 1000;
 const KEPT_DAYS = 14;
 const ERROR_LINES = 6;
+/** Between the name of a library and a random end: the folder in which it is made. */
+const TEMPORARY = ".tmp-";
 
 /** Multiplications and additions stay separate unless a kernel fuses them itself: results are the same everywhere. */
 const COMPILE_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden"];
@@ -148,8 +151,7 @@ async function build(
   compiler: readonly string[],
   path: string,
 ): Promise<void> {
-  const folder = `${path}.${process.pid}.tmp`;
-  mkdirSync(folder, { recursive: true });
+  const folder = mkdtempSync(`${path}${TEMPORARY}`);
   try {
     const objects = units.map(({ source }) => join(folder, `${basename(source, ".c")}.o`));
     const waiting = [...units.entries()];
@@ -159,7 +161,15 @@ async function build(
         await runCompiler([...compiler, ...flags, "-c", source, "-o", objects[index]!], source);
       }
     };
-    await Promise.all(Array.from({ length: availableParallelism() }, compileNext));
+    const workers = Array.from({ length: availableParallelism() }, () =>
+      compileNext().catch((error: unknown) => {
+        // The others end after what they are at, so that none writes into a folder that is gone.
+        waiting.length = 0;
+        throw error;
+      }),
+    );
+    await Promise.allSettled(workers);
+    await Promise.all(workers);
     const library = join(folder, basename(path));
     await runCompiler([...compiler, "-o", library, ...objects, ...LINK_FLAGS], "linking");
     renameSync(library, path);
@@ -201,7 +211,7 @@ function removeOld(buildDir: string): void {
     if (!name.startsWith(`${NAME}-`)) continue;
     const path = join(buildDir, name);
     const ageMs = Date.now() - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? Date.now());
-    const keptMs = name.endsWith(".tmp") ? DAY_MS : KEPT_DAYS * DAY_MS;
+    const keptMs = name.includes(TEMPORARY) ? DAY_MS : KEPT_DAYS * DAY_MS;
     if (ageMs > keptMs) rmSync(path, { recursive: true, force: true });
   }
 }
