@@ -6,6 +6,7 @@
 import path from "node:path";
 import type { EngineClient } from "../engine/client.ts";
 import type { LoadedInfo } from "../engine/protocol.ts";
+import { env } from "../util/env.ts";
 import { MferenceError } from "../util/errors.ts";
 import { formatBytes } from "../util/units.ts";
 import type { LoadFlags } from "./options.ts";
@@ -38,21 +39,24 @@ export async function loadModel(
 ): Promise<LoadedModel> {
   const { progress, signal } = context;
   try {
+    const { EngineClient } = await import("../engine/client.ts");
     const { model, ...load } = flags;
-    const engineModule = import("../engine/client.ts");
     const preparing = prepareLibraries(context);
-    // Where the choice of a model fails, this failure is nobody's concern any more.
-    preparing.catch(() => undefined);
-    // An install ends by itself when the signal comes, and cleans up; what else is going on is left.
-    const chosen = await chooseModel(model, context);
-    const libraries = await untilAborted(preparing, signal);
-    progress.update(`loading ${chosen.name}`);
-    const { EngineClient } = await engineModule;
-    const request = { ...load, ...libraries, directory: chosen.directory };
-    const engine = await untilAborted(EngineClient.start(request), signal);
+    const choosing = chooseModel(model, context);
+    // The engine's thread loads its code meanwhile.
+    const starting = EngineClient.start(
+      Promise.all([preparing, choosing]).then(([libraries, { name, directory }]) => {
+        progress.update(`loading ${name}`);
+        return { ...load, ...libraries, simd: env("MFERENCE_SIMD"), directory };
+      }),
+    );
+    // An install ends by itself when the signal comes, and cleans up; whatever else goes on is left.
+    starting.catch(() => undefined);
+    const { name, directory } = await choosing;
+    const engine = await untilAborted(starting, signal);
     const { info } = engine;
     if (info.notice !== undefined) notice(context, info.notice);
-    return { engine, name: chosen.name, info, recordUse: () => recordUse(chosen.directory) };
+    return { engine, name, info, recordUse: () => recordUse(directory) };
   } finally {
     progress.done();
   }

@@ -51,16 +51,18 @@ export class EngineClient {
   }
 
   /**
-   * Starts the engine and loads a model.
+   * Starts the engine and loads a model. The thread begins to load its code at once, so that a caller who
+   * still has to find out what to load hands over a promise.
    *
-   * @throws MferenceError as loading a model does
+   * @throws MferenceError as loading a model does, and whatever the promise fails with
    */
-  static async start(request: LoadRequest): Promise<EngineClient> {
+  static async start(request: LoadRequest | Promise<LoadRequest>): Promise<EngineClient> {
     const worker = new Worker(new URL("./worker.ts", import.meta.url).href);
     const client = new EngineClient(worker);
-    client.#library = request.library;
     try {
-      client.#info = await client.#call("load", request);
+      const known = await request;
+      client.#library = known.library;
+      client.#info = await client.#call("load", known);
     } catch (error) {
       worker.terminate();
       throw error;

@@ -21,6 +21,7 @@ import {
 import { kvBytes } from "../kv/plan.ts";
 import { Device, type DeviceInfo } from "../native/device.ts";
 import { PRECISIONS } from "../ops/ops.ts";
+import { env } from "../util/env.ts";
 import { CHUNK_ROWS_DEFAULT, CONTEXT_DEFAULT } from "./model.ts";
 
 export type { DeviceInfo };
@@ -96,7 +97,8 @@ export function slotsThatFit(needs: ModelNeeds, memoryBytes: number): number {
  * @throws MferenceError "native.load", "native.abi", "native.call"
  */
 export function probeDevice(library: string): DeviceInfo {
-  const device = new Device({ library });
+  const simd = env("MFERENCE_SIMD");
+  const device = new Device({ library, ...(simd === undefined ? {} : { simd }) });
   try {
     return device.info;
   } finally {
