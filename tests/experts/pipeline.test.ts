@@ -1,0 +1,272 @@
+import { describe, expect, test } from "bun:test";
+import { complete } from "../../src/engine/generate.ts";
+import type { Model, ModelOptions } from "../../src/engine/model.ts";
+import { type ReadAt, readAt } from "../../src/experts/reader.ts";
+import { printCommands } from "../../src/native/commands.ts";
+import { floatsOf } from "../../src/ops/tensor.ts";
+import { failureOf } from "../fixtures/failures.ts";
+import { completionOf, continueFrom, loadTiny, openSession, promptOf } from "../fixtures/models.ts";
+
+const prompt = promptOf(33);
+
+/** Logits after a prompt, as bytes to compare. */
+async function logitsOf(model: Model): Promise<string> {
+  const session = openSession(model);
+  await session.extend(Uint32Array.from(prompt));
+  model.stream.flush();
+  return Buffer.from(floatsOf(model.forward.logits).slice().buffer).toString("hex");
+}
+
+/** What the device may run, counted from the lists that were committed and the gates that opened. */
+class Watch {
+  readonly #model: Model;
+  readonly #begin: number;
+  /** Dispatches before the first gate, between it and the second, and so on. */
+  readonly #segments = [0];
+  #opened = 0;
+  /** Gates behind work on routed experts of the same list: a layer with hits and misses. */
+  mixed = 0;
+  waits = 0;
+  onWait: () => void = () => {};
+
+  constructor(model: Model) {
+    const { stream, device } = model;
+    this.#model = model;
+    this.#begin = device.counters().dispatches;
+    stream.observe((commands) => this.#count(printCommands(commands).split("\n")));
+    const openGate = stream.openGate.bind(stream);
+    stream.openGate = (gate) => {
+      this.#opened += 1;
+      openGate(gate);
+    };
+    const wait = device.wait.bind(device);
+    device.wait = (...rest) => {
+      this.waits += 1;
+      this.onWait();
+      wait(...rest);
+    };
+  }
+
+  get runnable(): number {
+    return this.#segments.slice(0, this.#opened + 1).reduce((sum, count) => sum + count, 0);
+  }
+
+  get closedGates(): number {
+    return this.#segments.length - 1 - this.#opened;
+  }
+
+  get run(): number {
+    return this.#model.device.counters().dispatches - this.#begin;
+  }
+
+  #count(lines: readonly string[]): void {
+    let hasRouted = false;
+    for (const line of lines) {
+      if (line.startsWith("routed_gate")) hasRouted = true;
+      if (line.startsWith("wait")) {
+        this.#segments.push(0);
+        if (hasRouted) this.mixed += 1;
+      } else if (!line.startsWith("signal")) {
+        this.#segments[this.#segments.length - 1]! += 1;
+      }
+    }
+  }
+}
+
+/** A read that arrives only after `during`. */
+const held =
+  (during: () => Promise<void>): ReadAt =>
+  async (descriptor, target, position) => {
+    await during();
+    return await readAt(descriptor, target, position);
+  };
+
+describe("while experts are read", () => {
+  test("the device does all other work, and the thread waits for it only afterwards", async () => {
+    let underWay = 0;
+    let ticks = 0;
+    let reads = 0;
+    const during = async (): Promise<void> => {
+      underWay += 1;
+      reads += 1;
+      // The work on hits, and what is behind the gate, has been handed over before the first read.
+      expect(watch.closedGates).toBe(1);
+      const before = ticks;
+      // Ends only if the device finishes the hits without this read, and timers fire.
+      while (watch.run < watch.runnable || ticks < before + 2) await Bun.sleep(1);
+      expect(watch.run).toBe(watch.runnable);
+      underWay -= 1;
+    };
+    const model = await loadTiny({ slots: 3, chunkRows: 1, read: held(during) });
+    const session = openSession(model);
+    const watch = new Watch(model);
+    watch.onWait = () => expect([underWay, watch.closedGates]).toEqual([0, 0]);
+    const timer = setInterval(() => (ticks += 1), 1);
+    const ids = await continueFrom(session, prompt.slice(0, 6), 3);
+    clearInterval(timer);
+    expect(ids).toHaveLength(3);
+    expect(reads).toBeGreaterThan(10);
+    expect(watch.mixed).toBeGreaterThan(3);
+    expect(watch.waits).toBeGreaterThan(6 * 6);
+  });
+
+  test("the same holds for tiles of a chunk", async () => {
+    let underWay = 0;
+    const during = async (): Promise<void> => {
+      underWay += 1;
+      while (watch.run < watch.runnable) await Bun.sleep(1);
+      underWay -= 1;
+    };
+    const model = await loadTiny({ slots: 4, chunkRows: 16, read: held(during) });
+    const watch = new Watch(model);
+    watch.onWait = () => expect([underWay, watch.closedGates]).toEqual([0, 0]);
+    const resident = await loadTiny({ slots: "resident", chunkRows: 16 });
+    expect(await logitsOf(model)).toBe(await logitsOf(resident));
+    expect(watch.mixed).toBeGreaterThan(3);
+  });
+});
+
+describe("slots and tiles", () => {
+  test("any number of slots and rows of a chunk gives the same bits", async () => {
+    const runs: string[] = [];
+    const options: Partial<ModelOptions>[] = [
+      { slots: "resident", chunkRows: 1 },
+      { slots: "resident", chunkRows: 33 },
+      { slots: 8, chunkRows: 33 },
+      { slots: 5, chunkRows: 33 },
+      { slots: 2, chunkRows: 33 },
+      { slots: 1, chunkRows: 33 },
+      { slots: 1, chunkRows: 1 },
+      { slots: 3, chunkRows: 7, threads: 1 },
+    ];
+    for (const option of options) runs.push(await logitsOf(await loadTiny(option)));
+    expect(new Set(runs).size).toBe(1);
+  });
+
+  test("reads that end in any order change nothing", async () => {
+    let turn = 0;
+    const jumbled = held(() => Bun.sleep(((turn += 7) % 5) + 1));
+    const model = await loadTiny({ slots: 2, chunkRows: 33, read: jumbled });
+    const resident = await loadTiny({ slots: "resident", chunkRows: 33 });
+    expect(await logitsOf(model)).toBe(await logitsOf(resident));
+  });
+
+  test("layers open at their first touch", async () => {
+    const model = await loadTiny({ slots: 2 });
+    expect(model.store.slabBytes).toBe(0);
+    await openSession(model).extend(Uint32Array.of(5));
+    expect(model.store.slabBytes).toBe(6 * 2 * model.package.strideBytes);
+  });
+
+  test("are counted and shown", async () => {
+    const model = await loadTiny({ slots: 8, chunkRows: 8 });
+    const seen: { layer: number; experts: readonly number[]; misses: number }[] = [];
+    model.experts.observer = (layer, experts, misses) => seen.push({ layer, experts, misses });
+    const session = openSession(model);
+    const ids = Uint32Array.of(5, 6);
+    await session.extend(ids, { head: "none" });
+    const cold = model.experts.counters;
+    expect(seen.map(({ layer }) => layer)).toEqual([0, 1, 2, 3, 4, 5]);
+    expect(seen.every(({ experts, misses }) => experts.length === misses)).toBe(true);
+    const total = seen.reduce((sum, { misses }) => sum + misses, 0);
+    expect(cold).toMatchObject({ hits: 0, misses: total, layers: 6, allHitLayers: 0 });
+    expect(cold.bytesRead).toBe(total * model.package.strideBytes);
+    expect(cold.readSeconds).toBeGreaterThan(0);
+    // The same ids from the same place need the same experts.
+    session.reset();
+    await session.extend(ids, { head: "none" });
+    const warm = model.experts.counters;
+    expect(warm).toMatchObject({ hits: total, misses: total, layers: 12, allHitLayers: 6 });
+    expect(warm.bytesRead).toBe(cold.bytesRead);
+  });
+});
+
+describe("a read that fails", () => {
+  /** Fails the reads whose numbers are in the set, in the given way. */
+  function failing(
+    numbers: ReadonlySet<number>,
+    how: ReadAt,
+  ): { read: ReadAt; count: () => number } {
+    let count = 0;
+    const read: ReadAt = (...request) => {
+      count += 1;
+      return (numbers.has(count) ? how : readAt)(...request);
+    };
+    return { read, count: () => count };
+  }
+
+  const ways: [string, ReadAt, string][] = [
+    ["ends early", () => Promise.resolve(0), "the file ends after 0 of"],
+    ["breaks", () => Promise.reject(new Error("EIO: i/o error")), "EIO: i/o error"],
+    [
+      "throws at once",
+      () => {
+        throw new Error("bad descriptor");
+      },
+      "bad descriptor",
+    ],
+  ];
+
+  test.each(ways)("that %s ends the answer with one sentence", async (_, how, sentence) => {
+    const wanted = await continueFrom(openSession(await loadTiny({ slots: 2 })), prompt);
+    const fault = failing(new Set([150]), how);
+    const model = await loadTiny({ slots: 2, read: fault.read });
+    const session = openSession(model);
+    const tokens: number[] = [];
+    const onEvent: Parameters<typeof completionOf>[1] = {
+      onEvent: (event) => {
+        if (event.type === "token") tokens.push(event.id);
+      },
+    };
+    const failure = await failureOf(() => complete(session, completionOf(prompt, onEvent)));
+    expect(failure.code).toBe("expert.read");
+    expect(failure.message).toMatch(/^expert \d of layer \d \(.*layer_0\d\.bin\): /);
+    expect(failure.message).toContain(sentence);
+    expect(failure.message).not.toContain("\n");
+    expect(tokens).toEqual(wanted.slice(0, tokens.length));
+    expect(tokens.length).toBeLessThan(wanted.length);
+    // Nothing hangs, and what failed is read again when the session begins anew.
+    const next = await failureOf(() => session.extend(Uint32Array.of(5)));
+    expect(next.code).toBe("engine.state");
+    session.reset();
+    expect(await continueFrom(session, prompt)).toEqual(wanted);
+    expect(fault.count()).toBeGreaterThan(150);
+  });
+
+  test("leaves every slot of its plan empty and none being read", async () => {
+    const model = await loadTiny({ slots: 8, chunkRows: 16 });
+    const layer = await model.store.open(2);
+    const broken = await loadTiny({
+      slots: 8,
+      chunkRows: 16,
+      read: failing(new Set([20]), () => Promise.resolve(0)).read,
+    });
+    await failureOf(() => openSession(broken).extend(Uint32Array.from(prompt)));
+    let empty = 0;
+    for (let index = 0; index < 6; index += 1) {
+      const { cache } = await broken.store.open(index);
+      expect([...cache!.slotReading]).toEqual(Array(8).fill(-1));
+      empty += [...cache!.slotExpert].filter((expert) => expert === -1).length;
+    }
+    expect(empty).toBeGreaterThan(0);
+    expect([...layer.cache!.slotExpert]).toEqual(Array(8).fill(-1));
+  });
+
+  test("may fail at any read", async () => {
+    const wanted = await continueFrom(openSession(await loadTiny({ slots: 2 })), prompt, 2);
+    for (let number = 1; number < 120; number += 17) {
+      const { read } = failing(new Set([number, number + 1, number + 5]), () => Promise.resolve(0));
+      const model = await loadTiny({ slots: 2, read });
+      const session = openSession(model);
+      for (let attempts = 1; ; attempts += 1) {
+        try {
+          expect(await continueFrom(session, prompt, 2)).toEqual(wanted);
+          expect(attempts).toBeGreaterThan(1);
+          break;
+        } catch (error) {
+          expect(error).toMatchObject({ code: "expert.read" });
+        }
+      }
+    }
+  });
+});
