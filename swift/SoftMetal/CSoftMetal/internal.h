@@ -1,0 +1,104 @@
+#pragma once
+#include "include/softmetal.h"
+
+enum {
+    STACK_SIZE = 128 * 1024,             // address space; only touched pages become memory
+    PAGE_SIZE = 4096,
+    ARENA_SIZE = 2 * SOFTMETAL_MAX_THREADGROUP_MEMORY,  // room for the gaps between variables
+    ARENA_GAP = 32,                      // unowned bytes between two variables: overruns land here
+    MAX_VARIABLES = 64,
+    MAX_SIMDGROUPS = SOFTMETAL_MAX_THREADS / SOFTMETAL_SIMD_WIDTH,
+};
+
+// A stack to run one GPU thread on. A fiber whose thread returns without ever waiting is used again for
+// the next thread, so a kernel without barriers runs entirely on one stack.
+typedef struct fiber {
+    void *stack_pointer;                 // valid while the fiber is not running
+    void *stack_top;
+    struct fiber *next_free;
+} fiber;
+
+typedef struct gpu_thread {
+    softmetal_thread info;
+    fiber *fiber;                        // null before the thread starts and after it returns
+    uint32_t line;                       // where it waits
+    softmetal_combine combine;              // and for what, at a SIMD operation
+} gpu_thread;
+
+// Every lane is in exactly one of the four sets, or is the one that runs now.
+typedef struct simdgroup {
+    uint32_t first_thread;
+    uint32_t runnable, at_exchange, at_barrier, returned;
+    uint32_t memory_epoch;               // simdgroup barriers passed
+    uint32_t turn;                       // which of the two exchanges is being filled
+    softmetal_exchange exchange[2];
+} simdgroup;
+
+// Last accesses of one byte of threadgroup memory.
+typedef struct shadow_byte {
+    uint32_t write_epoch, write_simd_epoch;
+    uint32_t read_epoch, read_simd_epoch;
+    uint16_t writer, reader;             // thread index + 1; 0: none
+    uint16_t reader_simdgroup;
+    uint8_t allocated;
+} shadow_byte;
+
+enum { MANY = 0xFFFF };                  // several readers / readers in several SIMD-groups
+
+typedef struct variable {
+    void *address;
+    size_t size;
+    const char *name;
+} variable;
+
+// One OS thread and the threadgroup it runs.
+typedef struct worker {
+    softmetal_dispatch *dispatch;
+    softmetal_group group;
+    void *main_stack_pointer;
+    uint32_t random;
+
+    gpu_thread *current;
+    simdgroup *current_simdgroup;
+    uint32_t thread_count, simdgroup_count;
+    uint32_t pending;                    // SIMD-groups that have not reached the barrier or the end
+    uint32_t barrier_arrivals, barrier_line, barrier_flags;
+    uint32_t memory_epoch;               // barriers for threadgroup memory passed
+
+    unsigned char *arena;                // threadgroup memory
+    size_t arena_used, arena_charged;    // bytes handed out, with and without the gaps
+    void *buffers[SOFTMETAL_MAX_BUFFERS];
+    void *threadgroup_arguments[SOFTMETAL_MAX_THREADGROUP_ARGUMENTS];
+    variable variables[MAX_VARIABLES];
+    uint32_t variable_count;             // highest used id + 1
+
+    shadow_byte *shadow;                 // one per byte of the arena; made by the first checked dispatch
+    const softmetal_range *last_range;
+    const void *failure_pc;
+
+    char *stacks;
+    uint32_t fiber_count;
+    fiber *free_fibers;
+    fiber fibers[SOFTMETAL_MAX_THREADS];
+    gpu_thread threads[SOFTMETAL_MAX_THREADS];
+    simdgroup simdgroups[MAX_SIMDGROUPS];
+} worker;
+
+worker *softmetal_current_worker(void);
+void *softmetal_reserve(size_t size);       // zeroed pages that become memory when touched
+
+// Records the error, abandons the threadgroup and goes back to softmetal_run.
+_Noreturn void softmetal_fail(worker *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Threadgroup memory (memory.c).
+void softmetal_reset_threadgroup_memory(worker *);
+void *softmetal_threadgroup_variable(uint32_t id, const char *name, size_t size, size_t alignment);
+void *softmetal_allocate_threadgroup_memory(worker *, const char *name, size_t size, size_t alignment);
+void softmetal_prepare_checks(worker *);
+void softmetal_check_access(const void *address, size_t size, size_t alignment, softmetal_access,
+                         const void *program_counter);
+
+// Saves the callee-saved registers and the stack pointer, continues on another stack (fiber.c).
+void softmetal_switch(void **save_stack_pointer, void *load_stack_pointer);
+// A stack pointer that makes softmetal_switch enter `entry` on a fresh stack.
+void *softmetal_prepare_stack(void *top, void (*entry)(void));

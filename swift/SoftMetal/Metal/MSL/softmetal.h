@@ -1,0 +1,1 @@
+../../CSoftMetal/include/softmetal.h
