@@ -179,7 +179,6 @@ function figure(value: number): string {
 function row({ title, edits }: Mutation, outcomes: Outcomes): string {
   const failed = outcomes.filter(({ passed }) => !passed);
   const shown = failed.length > 0 ? failed : outcomes;
-  const stopped = shown.find((outcome) => outcome.stopped !== undefined)?.stopped;
   const worst = shown
     .flatMap((outcome) => (outcome.worst === undefined ? [] : [outcome.worst]))
     .toSorted((a, b) => b.excess - a.excess)[0];
@@ -189,8 +188,8 @@ function row({ title, edits }: Mutation, outcomes: Outcomes): string {
     [...new Set(edits.map(({ file }) => `\`${file}\``))].join(", ") || "-",
     failed.length === 0 ? "none" : failed.map(({ fixture }) => fixture).join(", "),
     worst === undefined ? "-" : `${worst.stage} (${worst.feeding})`,
-    worst === undefined ? `stopped: ${stopped}` : figure(worst.excess),
-    stopped === undefined ? figure(change) : "-",
+    worst === undefined ? "stopped" : figure(worst.excess),
+    shown.some(({ stopped }) => stopped !== undefined) ? "-" : figure(change),
   ];
   return `| ${cells.join(" | ")} |`;
 }
@@ -207,11 +206,15 @@ async function run(chosen: readonly Mutation[]): Promise<boolean> {
     throw new Error("the golden check fails without any mutation: mend that first");
   }
   const unnoticed: string[] = [];
+  const sentences: string[] = [];
   for (const mutation of chosen) {
     const outcomes = await tryMutation(copy, mutation);
     console.log(row(mutation, outcomes));
     if (outcomes.every(({ passed }) => passed)) unnoticed.push(mutation.name);
+    const stopped = outcomes.flatMap((outcome) => outcome.stopped ?? [])[0];
+    if (stopped !== undefined) sentences.push(`${mutation.name} stopped: ${stopped}`);
   }
+  if (sentences.length > 0) console.log(`\n${sentences.join("\n")}`);
   console.log(`\n${chosen.length} mutations, ${unnoticed.length} unnoticed`);
   for (const name of unnoticed) console.error(`unnoticed: ${name}`);
   return unnoticed.length === 0;

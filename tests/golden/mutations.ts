@@ -131,6 +131,13 @@ const ATTENTION: readonly Mutation[] = [
     edits: [{ file: CONFIG, from: "text.sliding_window,", to: "text.sliding_window + 1," }],
   },
   {
+    name: "short-ring",
+    title: "the ring of a sliding layer one row too short",
+    edits: [
+      { file: "src/kv/plan.ts", from: "window + chunkRows - 1)", to: "window + chunkRows - 2)" },
+    ],
+  },
+  {
     name: "half-kv",
     title: "half-precision keys and values in exact precision",
     edits: [
