@@ -3,12 +3,13 @@
 #define MF_ROTARY_VECTOR_H
 #include "norm_vector.h"
 
-// One head: x * factor * weight (no weight where it is NULL), rotated by N pairs of (cos, sin) where
-// there is a table. `source` may be `out`: a pair is read before it is written.
+// One head: x * factor * weight (no weight where it is NULL), its first 2 N components rotated. `source`
+// may be what is written: a pair is read before.
 typedef struct {
   const float *source;
   const uint16_t *weight;
-  const float *table;
+  const float *cosines;
+  const float *sines;
   uint32_t Dh;
   uint32_t N;
   vf factor;
@@ -20,17 +21,6 @@ MF_INLINE vf normed(const mf_head *h, uint32_t i, uint32_t n) {
   return x * vf_from_bf16_some(h->weight + i, n);
 }
 
-// Cosines and sines of the pairs from `n` on, parted.
-MF_INLINE void rotation(const float *table, uint32_t n, vf *cosines, vf *sines) {
-  float lane[2][VF] = {{0}};
-  for (uint32_t i = 0; i < n && i < VF; i++) {
-    lane[0][i] = table[2 * i];
-    lane[1][i] = table[2 * i + 1];
-  }
-  *cosines = vf_load(lane[0]);
-  *sines = vf_load(lane[1]);
-}
-
 MF_INLINE void put(void *out, bool is_half, uint32_t i, vf a, uint32_t n) {
   if (is_half) {
     vf_to_f16_some((uint16_t *)out + i, a, n);
@@ -40,11 +30,11 @@ MF_INLINE void put(void *out, bool is_half, uint32_t i, vf a, uint32_t n) {
 }
 
 MF_INLINE void write_head(const mf_head *h, void *out, bool is_half) {
-  const uint32_t N = h->table == NULL ? 0 : h->N;
+  const uint32_t N = h->N;
   for (uint32_t i = 0; i < N; i += VF) {
     const uint32_t n = N - i < VF ? N - i : VF;
-    vf cosines, sines;
-    rotation(h->table + 2 * i, n, &cosines, &sines);
+    const vf cosines = vf_load_some(h->cosines + i, n);
+    const vf sines = vf_load_some(h->sines + i, n);
     const vf a = normed(h, i, n);
     const vf b = normed(h, N + i, n);
     put(out, is_half, i, a * cosines - b * sines, n);
@@ -56,11 +46,12 @@ MF_INLINE void write_head(const mf_head *h, void *out, bool is_half) {
 // The parameters of both kernels are laid out alike.
 typedef mf_qkv_epilogue_f32_params mf_qkv_params;
 
-MF_INLINE void epilogue_unit(const mf_task *task, uint32_t t, uint32_t head, bool is_half) {
+// Heads 0 .. H - 1 are queries, then Hkv keys, then Hkv values. `pairs` holds N cosines, then N sines.
+MF_INLINE void epilogue_head(const mf_task *task, uint32_t t, uint32_t head, const float *pairs,
+                             bool is_half) {
   const mf_qkv_params *p = task->params;
   void *const *bound = task->buffers;
   const size_t element_bytes = is_half ? 2 : 4;
-  const float *table = (const float *)bound[MF_QKV_EPILOGUE_F32_TABLE] + (size_t)t * p->N * 2;
   const bool is_query = head < p->H;
   const bool is_key = !is_query && head < p->H + p->Hkv;
   const uint32_t g = is_query ? head : (head - p->H) % p->Hkv;
@@ -68,11 +59,11 @@ MF_INLINE void epilogue_unit(const mf_task *task, uint32_t t, uint32_t head, boo
                               : is_key ? MF_QKV_EPILOGUE_F32_K
                                        : MF_QKV_EPILOGUE_F32_V];
   source += ((size_t)t * (is_query ? p->H : p->Hkv) + g) * p->Dh;
-  mf_head h = {source, NULL, NULL, p->Dh, p->N, vf_splat(0)};
+  mf_head h = {source, NULL, pairs, pairs + p->N, p->Dh, 0, vf_splat(0)};
   h.factor = vf_splat(inverse_rms(sum_squares(source, p->Dh), p->Dh, p->eps));
   if (is_query || is_key) {
     h.weight = bound[is_query ? MF_QKV_EPILOGUE_F32_Q_NORM : MF_QKV_EPILOGUE_F32_K_NORM];
-    h.table = table;
+    h.N = p->N;
   }
   if (is_query) {
     write_head(&h, (float *)bound[MF_QKV_EPILOGUE_F32_Q] + ((size_t)t * p->H + g) * p->Dh, false);
@@ -83,8 +74,18 @@ MF_INLINE void epilogue_unit(const mf_task *task, uint32_t t, uint32_t head, boo
   write_head(&h, rows + (slot * p->Hkv + g) * p->Dh * element_bytes, is_half);
 }
 
-// Heads of one unit: enough arithmetic that taking a unit does not show.
-enum { HEADS_PER_UNIT = 4 };
+// Heads of one unit: enough arithmetic that taking a unit and parting the table do not show.
+enum { HEADS_PER_UNIT = 8 };
+
+// The (cosine, sine) pairs of a token, parted.
+static void part_table(const mf_task *task, uint32_t t, float *pairs) {
+  const mf_qkv_params *p = task->params;
+  const float *table = (const float *)task->buffers[MF_QKV_EPILOGUE_F32_TABLE] + (size_t)t * p->N * 2;
+  for (uint32_t n = 0; n < p->N; n++) {
+    pairs[n] = table[2 * n];
+    pairs[p->N + n] = table[2 * n + 1];
+  }
+}
 
 MF_INLINE void epilogue(const mf_task *task, bool is_half) {
   const mf_qkv_params *p = task->params;
@@ -93,12 +94,15 @@ MF_INLINE void epilogue(const mf_task *task, bool is_half) {
             p->N, p->Dh);
     return;
   }
+  float *pairs = mf_scratch(task, (size_t)p->N * 2 * sizeof *pairs);
+  if (pairs == NULL) return;
   const uint32_t heads = p->H + 2 * p->Hkv;
   const uint32_t units = (heads + HEADS_PER_UNIT - 1) / HEADS_PER_UNIT;
   for (uint32_t unit; (unit = mf_take(task, 0, p->T * units)) < p->T * units;) {
     const uint32_t first = unit % units * HEADS_PER_UNIT;
+    part_table(task, unit / units, pairs);
     for (uint32_t head = first; head < heads && head < first + HEADS_PER_UNIT; head++) {
-      epilogue_unit(task, unit / units, head, is_half);
+      epilogue_head(task, unit / units, head, pairs, is_half);
     }
   }
 }
