@@ -583,6 +583,63 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
 }
 #endif
 
+#define MF_CONSTANT_EMBED_AFFINE_BITS 0
+#define MF_CONSTANT_MATMUL_AFFINE_BITS 1
+#define MF_CONSTANT_GATED_MATMUL_AFFINE_BITS 2
+#define MF_CONSTANT_GATED_MATMUL_AFFINE_ACTIVATION 3
+#define MF_CONSTANT_ROUTED_GATE_BITS 4
+#define MF_CONSTANT_ROUTED_GATE_ACTIVATION 5
+#define MF_CONSTANT_ROUTED_DOWN_BITS 6
+
+#ifndef __METAL_VERSION__
+static inline const char *mf_kernel_name(mf_u32 kernel) {
+  static const char *const names[] = {
+      "embed_affine",
+      "rms_norm",
+      "sandwich_setup",
+      "sandwich_tail",
+      "matmul_affine",
+      "gated_matmul_affine",
+      "rope_table",
+      "qkv_epilogue_f32",
+      "qkv_epilogue_f16",
+      "attention_f32",
+      "attention_f16",
+      "router_topk",
+      "routed_gate",
+      "routed_down",
+      "routed_reduce",
+      "argmax",
+      "softcap",
+      "penalize",
+      "candidates",
+      "gumbel",
+  };
+  return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";
+}
+// Parameter number and function constant index of a kernel's position-th constant; index -1: no more.
+typedef struct {
+  mf_u32 kernel;
+  mf_i32 param;
+  mf_i32 index;
+} mf_constant;
+static inline mf_constant mf_constant_at(mf_u32 kernel, mf_u32 position) {
+  static const mf_constant constants[] = {
+      {MF_KERNEL_EMBED_AFFINE, 3, 0},  // bits
+      {MF_KERNEL_MATMUL_AFFINE, 3, 1},  // bits
+      {MF_KERNEL_GATED_MATMUL_AFFINE, 3, 2},  // bits
+      {MF_KERNEL_GATED_MATMUL_AFFINE, 4, 3},  // activation
+      {MF_KERNEL_ROUTED_GATE, 8, 4},  // bits
+      {MF_KERNEL_ROUTED_GATE, 15, 5},  // activation
+      {MF_KERNEL_ROUTED_DOWN, 8, 6},  // bits
+  };
+  for (mf_u32 i = 0; i < sizeof constants / sizeof *constants; i++)
+    if (constants[i].kernel == kernel && position-- == 0) return constants[i];
+  const mf_constant none = {kernel, -1, -1};
+  return none;
+}
+#endif
+
 #ifndef __METAL_VERSION__
 // Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.
 #define MF_BINDING_WRITTEN 8

@@ -133,12 +133,64 @@ function renderBindings(): string[] {
   ];
 }
 
+/** Names and specialised parameters, for a device that compiles kernels at run time. */
+function renderLookups(): string[] {
+  const names = catalogue.map(({ name }) => `      "${name}",`);
+  let next = 0;
+  const constants = catalogue.flatMap(({ name, params, constants = [] }) =>
+    constants.map((param) => {
+      const kernel = `MF_KERNEL_${name.toUpperCase()}`;
+      return `      {${kernel}, ${Object.keys(params).indexOf(param)}, ${next++}},  // ${param}`;
+    }),
+  );
+  return [
+    "#ifndef __METAL_VERSION__",
+    "static inline const char *mf_kernel_name(mf_u32 kernel) {",
+    "  static const char *const names[] = {",
+    ...names,
+    "  };",
+    '  return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";',
+    "}",
+    "// Parameter number and function constant index of a kernel's position-th constant; index -1: no more.",
+    "typedef struct {",
+    "  mf_u32 kernel;",
+    "  mf_i32 param;",
+    "  mf_i32 index;",
+    "} mf_constant;",
+    "static inline mf_constant mf_constant_at(mf_u32 kernel, mf_u32 position) {",
+    "  static const mf_constant constants[] = {",
+    ...constants,
+    "  };",
+    "  for (mf_u32 i = 0; i < sizeof constants / sizeof *constants; i++)",
+    "    if (constants[i].kernel == kernel && position-- == 0) return constants[i];",
+    "  const mf_constant none = {kernel, -1, -1};",
+    "  return none;",
+    "}",
+    "#endif",
+    "",
+  ];
+}
+
+/** Indices of function constants, for shaders. */
+function renderConstantIndices(): string[] {
+  let next = 0;
+  return catalogue.flatMap(({ name, constants = [] }) =>
+    constants.map(
+      (param) =>
+        `#define MF_CONSTANT_${name.toUpperCase()}_${snake(param).toUpperCase()} ${next++}`,
+    ),
+  );
+}
+
 function render(): string {
   return [
     HEAD,
     ...renderConstants(),
     ...catalogue.flatMap(renderKernel),
     ...renderExtents(),
+    ...renderConstantIndices(),
+    "",
+    ...renderLookups(),
     ...renderBindings(),
     `#define MF_KERNEL_COUNT ${catalogue.length}`,
     "// X(name, buffer count, parameter bytes)",

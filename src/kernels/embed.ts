@@ -15,4 +15,5 @@ export const embedAffine = defineKernel({
   params: { T: "u32", D: "u32", V: "u32", bits: "u32", multiplier: "f32" },
   grid: ({ T }) => perUnit(T),
   tolerance: () => ({ atol: 0, rtol: 3e-7 }),
+  constants: ["bits"],
 });

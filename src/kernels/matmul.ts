@@ -17,6 +17,7 @@ export const matmulAffine = defineKernel({
   params: { T: "u32", I: "u32", O: "u32", bits: "u32", activationBits: "u32" },
   grid: ({ T, O }) => perUnit(Math.ceil(O / 8) * T),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
+  constants: ["bits"],
 });
 
 /** Gate and up projections of a gated feed-forward network with the activation between them. */
@@ -43,4 +44,5 @@ export const gatedMatmulAffine = defineKernel({
   },
   grid: ({ T, F }) => perUnit(Math.ceil(F / 8) * T),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
+  constants: ["bits", "activation"],
 });

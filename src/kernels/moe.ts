@@ -58,6 +58,7 @@ export const routedGate = defineKernel({
   },
   grid: ({ A, F }) => perUnit(A * Math.ceil(F / 8)),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
+  constants: ["bits", "activation"],
 });
 
 /** The down projection of the same lists. */
@@ -88,6 +89,7 @@ export const routedDown = defineKernel({
   },
   grid: ({ A, D }) => perUnit(A * Math.ceil(D / 8)),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
+  constants: ["bits"],
 });
 
 /** The weighted sum of a token's experts in rank order. */

@@ -43,6 +43,11 @@ export interface KernelSpec<B extends Buffers = Buffers, P extends Params = Para
   /** Threadgroups of a grid device; a device with a thread pool divides the work itself. */
   readonly grid: (params: ParamValues<P>) => Grid;
   readonly tolerance: (params: ParamValues<P>) => Tolerance;
+  /**
+   * Parameters, all u32, that a device which compiles at run time may turn into constants of a pipeline of
+   * their own: few values occur, and loops and branches depend on them.
+   */
+  readonly constants?: readonly (keyof P & string)[];
 }
 
 /** A kernel whose argument names are not known statically. */
@@ -53,6 +58,7 @@ export interface AnyKernel {
   readonly params: Params;
   readonly grid: (params: never) => Grid;
   readonly tolerance: (params: never) => Tolerance;
+  readonly constants?: readonly string[];
 }
 
 export const ELEMENT_BYTES: Readonly<Record<Dtype, number>> = {
