@@ -1,8 +1,9 @@
 /** The real program in processes of its own: its answers, its refusals, its signals. */
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
+import { buildDeviceLibrary } from "../../src/native/build.ts";
 
 const MAIN = path.join(import.meta.dir, "../../src/cli/main.ts");
 const QUESTION = "What is the capital of France?";
@@ -11,8 +12,12 @@ const LONG = "word ".repeat(5000);
 /** Text without end: every token is as likely as any other. */
 const ENDLESS = ["--temp", "1000", "--top-k", "0", "--top-p", "1", "--seed", "1", "--quiet"];
 
+// Processes start slowly on a busy machine.
+setDefaultTimeout(60_000);
+
 let folder = "";
 let home = "";
+let library = "";
 
 interface Run {
   readonly stdout: string;
@@ -26,7 +31,12 @@ function spawn(args: readonly string[], options: { input?: string | Uint8Array; 
     stdin,
     stdout: "pipe",
     stderr: "pipe",
-    env: { ...process.env, MFERENCE_HOME: options.home ?? home, NO_COLOR: "1" },
+    env: {
+      ...process.env,
+      MFERENCE_HOME: options.home ?? home,
+      MFERENCE_LIBRARY: library,
+      NO_COLOR: "1",
+    },
   });
 }
 
@@ -48,6 +58,8 @@ let first: Run;
 beforeAll(async () => {
   folder = fs.mkdtempSync(path.join(os.tmpdir(), "mference-cli-"));
   home = path.join(folder, "home");
+  // Once for all processes: a source that changes meanwhile must not make each of them build.
+  library = await buildDeviceLibrary();
   first = await run(["chat", "--prompt", QUESTION]);
 }, 600_000);
 afterAll(() => fs.rmSync(folder, { recursive: true, force: true }));
@@ -104,7 +116,7 @@ describe("answers", () => {
     const doctor = await run(["doctor", "--json"]);
     expect(doctor.exit).toBe(0);
     expect(JSON.parse(doctor.stdout)).toMatchObject({ models: [{ name: "demo" }] });
-  }, 60_000);
+  });
 });
 
 describe("refusals: one sentence and an exit code", () => {
@@ -190,7 +202,7 @@ test("at a terminal: questions, history, a paste, Ctrl-C, and no colours out of 
   let screen = "";
   const decoder = new TextDecoder();
   const child = Bun.spawn([process.execPath, MAIN, "chat"], {
-    env: { ...process.env, MFERENCE_HOME: home, TERM: "xterm" },
+    env: { ...process.env, MFERENCE_HOME: home, MFERENCE_LIBRARY: library, TERM: "xterm" },
     terminal: {
       cols: 80,
       rows: 24,
@@ -232,4 +244,4 @@ test("at a terminal: questions, history, a paste, Ctrl-C, and no colours out of 
   type("\u0003");
   expect(await child.exited).toBe(130);
   expect(fs.readFileSync(path.join(home, "history"), "utf8")).toStartWith(`${QUESTION}\n`);
-}, 60_000);
+});
