@@ -30,8 +30,12 @@ export function sharesOf(
   const p = softmaxOf(logits);
   const ranked = rankedIds(logits);
   // A token belongs to the nucleus while those before it fall short of topP.
-  const massBefore = ranked.map((_, i) => ranked.slice(0, i).reduce((sum, id) => sum + p[id]!, 0));
-  const nucleus = topP < 1 ? ranked.filter((_, i) => massBefore[i]! < topP) : ranked;
+  let mass = 0;
+  const nucleus = ranked.filter((id) => {
+    const isIn = topP === 1 || mass < topP;
+    mass += p[id]!;
+    return isIn;
+  });
   const kept = nucleus.slice(0, topK);
   const weights = kept.map((id) => p[id]! ** (1 / temperature));
   const sum = weights.reduce((a, b) => a + b, 0);
@@ -45,7 +49,11 @@ export function sampleRow(
   u: number,
 ): number {
   if (options.temperature === 0) return rankedIds(logits)[0]!;
-  const shares = sharesOf(logits, options);
+  return drawShare(sharesOf(logits, options), u);
+}
+
+/** The token whose part of [0, 1) holds `u`. */
+export function drawShare(shares: ReturnType<typeof sharesOf>, u: number): number {
   let running = 0;
   for (const { id, share } of shares) {
     running += share;
