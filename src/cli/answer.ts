@@ -69,6 +69,7 @@ class AnswerView {
   readonly #toolCalls: { id: string; name: string; arguments: string }[] = [];
   #promptTokens = 0;
   #isThinking = false;
+  #isThinkingHidden = false;
   #printed = "";
 
   constructor(context: AnswerContext) {
@@ -95,7 +96,7 @@ class AnswerView {
       case "notice":
         return this.#notice(event.text);
       case "token":
-        progress.done();
+        if (!this.#isThinkingHidden) progress.done();
         if (style.printsIds === true) this.#print(`${this.#printed === "" ? "" : " "}${event.id}`);
     }
   }
@@ -124,6 +125,7 @@ class AnswerView {
 
   #print(text: string): void {
     const { terminal, style, progress } = this.#context;
+    this.#isThinkingHidden = false;
     progress.done();
     if (style.isJson || text === "") return;
     this.#endThought();
@@ -133,7 +135,10 @@ class AnswerView {
 
   #think(text: string): void {
     const { terminal, style, progress } = this.#context;
-    if (style.hidesThinking || style.isQuiet) return progress.update("thinking");
+    if (style.hidesThinking || style.isQuiet) {
+      this.#isThinkingHidden = true;
+      return progress.update("thinking");
+    }
     progress.done();
     this.#isThinking = true;
     terminal.err.write(terminal.dim(safeText(text, terminal.err)));

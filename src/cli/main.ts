@@ -29,7 +29,7 @@ export async function runProgram(argv: readonly string[]): Promise<ExitCode> {
     }
     return await runCommandNamed(name, rest);
   } catch (error) {
-    return report(error, isJsonAsked(rest));
+    return await report(error, isJsonAsked(rest));
   }
 }
 
@@ -71,6 +71,9 @@ async function programHelp(): Promise<string> {
     "",
     '"mference COMMAND --help" lists the flags of a command; --version prints the version',
     "",
+    "exit codes: 0 success, 1 failure, 2 usage or a prompt that does not fit, 3 no such model,",
+    "4 damaged files, 5 no space, 6 in use or already there, 7 no native library, 130 interrupted",
+    "",
   ].join("\n");
 }
 
@@ -88,15 +91,16 @@ async function version(): Promise<string> {
 }
 
 /** One sentence for people; for programs also an object on stdout. */
-function report(error: unknown, isJson: boolean): ExitCode {
+async function report(error: unknown, isJson: boolean): Promise<ExitCode> {
   const exitCode = exitCodeOf(error);
   if (exitCode === EXIT.interrupted) return exitCode;
   const sentence = sentenceOf(error);
   const code = error instanceof MferenceError ? error.code : undefined;
   if (isJson) process.stdout.write(`${JSON.stringify({ error: { code, message: sentence } })}\n`);
-  process.stderr.write(`mference: ${sentence}\n`);
+  const { log } = await import("../util/log.ts");
+  log.error(sentence);
   if (!(error instanceof MferenceError) && error instanceof Error) {
-    process.stderr.write(`this is a fault of the program itself:\n${error.stack ?? ""}\n`);
+    log.info(`this is a fault of the program itself:\n${error.stack ?? ""}`);
   }
   return exitCode;
 }
