@@ -43,14 +43,15 @@ static void run(const mf_task *task, const mf_work *work, const float *x, uint32
   const int alone = (uint64_t)T * work->format.groups * MF_GROUP_SIZE <= PREPARE_ALONE;
   const tokens in = {T, x, alone};
   const size_t vector_bytes = mf_vector_bytes(&work->format), vectors = alone ? T * vector_bytes : 0;
-  const size_t columns = mf_whole_lines(T * sizeof(mf_column));
+  const size_t columns = mf_whole_lines(T * sizeof(mf_column)), panel = mf_batch_panel_bytes(&work->format, T);
   const size_t up = work->gated ? (size_t)T * mf_band_rows(&work->format, T, unit) * sizeof(float) : 0;
-  uint8_t *own = mf_scratch(task, vectors + columns + up);
+  uint8_t *own = mf_scratch(task, vectors + columns + panel + up);
   const uint8_t *ready = make_vectors(task, work, &in, own);
   if (!own || !ready) return;
   mf_column *column = (mf_column *)(void *)(own + vectors);
   for (uint32_t t = 0; t < T; t++) column[t].x = ready + t * vector_bytes;
-  const mf_batch batch = {column, NULL, T, up ? (float *)(void *)(own + vectors + columns) : NULL};
+  uint8_t *rest = own + vectors + columns;
+  const mf_batch batch = {column, NULL, T, up ? (float *)(void *)(rest + panel) : NULL, panel ? rest : NULL};
   for (uint32_t u; (u = mf_take(task, 1, units)) < units;) {
     const uint32_t first = u * unit;
     mf_work_rows(work, &batch, first, rows - first < unit ? rows : first + unit);

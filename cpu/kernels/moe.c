@@ -98,6 +98,7 @@ enum { NONE = -1 };
 typedef struct {
   uint8_t *vectors;
   mf_column *columns;
+  void *panel;
   float *up;
   int64_t ready;
 } desk;
@@ -121,7 +122,12 @@ static mf_rows rows_in(const uint8_t *slot, place at) {
   return (mf_rows){slot + at.codes, slot + at.scales, slot + at.biases};
 }
 
-// Part `part` of `parts` of one group's expert.
+// Where a part of `rows` begins: at whole panels.
+static uint32_t part_begin(uint64_t rows, uint32_t part, uint32_t parts) {
+  return part == parts ? (uint32_t)rows : (uint32_t)(rows * part / parts) / MF_PANEL_ROWS * MF_PANEL_ROWS;
+}
+
+// One part (of part[1]) of one group's expert.
 static void run_part(const routed *r, desk *desk, uint32_t a, const uint32_t part[2]) {
   const group *g = &r->groups[a];
   const uint8_t *slot = r->slab + (size_t)g->slot * r->slot_bytes;
@@ -131,14 +137,14 @@ static void run_part(const routed *r, desk *desk, uint32_t a, const uint32_t par
   } else {
     mf_halve(&work, rows_in(slot, r->places[0]), r->rows, r->work.y[0]);
   }
-  const uint64_t rows = work.band.count;
-  const uint32_t first = (uint32_t)(rows * part[0] / part[1]), last = (uint32_t)(rows * (part[0] + 1) / part[1]);
+  const uint32_t first = part_begin(work.band.count, part[0], part[1]);
+  const uint32_t last = part_begin(work.band.count, part[0] + 1, part[1]);
   for (uint32_t done = 0; done < g->count;) {
     const uint32_t count = g->count - done < BATCH ? g->count - done : BATCH;
     const uint32_t *pairs = r->pairs + g->first + done;
     if (desk->ready != (int64_t)a || count < g->count) lay_out(r, desk, pairs, count);
     desk->ready = a;
-    const mf_batch batch = {desk->columns, pairs, count, desk->up};
+    const mf_batch batch = {desk->columns, pairs, count, desk->up, desk->panel};
     mf_work_rows(&work, &batch, first, last);
     done += count;
   }
@@ -149,13 +155,15 @@ static void run(const mf_task *task, const routed *r) {
   const uint32_t batch = longest(r), parts = parts_of(r, task->threads);
   const size_t vectors = (r->x_count == 1 ? 1 : batch) * mf_vector_bytes(&r->work.format);
   const size_t columns = mf_whole_lines(batch * sizeof(mf_column));
+  const size_t panel = mf_batch_panel_bytes(&r->work.format, batch);
   const uint32_t band = mf_band_rows(&r->work.format, batch == 1 ? 1 : 2, r->rows);
   const uint32_t band_alone = mf_band_rows(&r->work.format, 1, r->rows);
   const size_t up_rows = (size_t)batch * band > band_alone ? (size_t)batch * band : band_alone;
-  uint8_t *own = mf_scratch(task, vectors + columns + (r->work.gated ? up_rows * sizeof(float) : 0));
+  uint8_t *own = mf_scratch(task, vectors + columns + panel + (r->work.gated ? up_rows * sizeof(float) : 0));
   if (!own) return;
-  desk desk = {own, (mf_column *)(void *)(own + vectors), NULL, NONE};
-  if (r->work.gated) desk.up = (float *)(void *)(own + vectors + columns);
+  uint8_t *rest = own + vectors + columns;
+  desk desk = {own, (mf_column *)(void *)(own + vectors), panel ? rest : NULL, NULL, NONE};
+  if (r->work.gated) desk.up = (float *)(void *)(rest + panel);
   // Every group has as many parts, and those of one expert follow each other.
   for (uint32_t u; (u = mf_take(task, 0, r->A * parts)) < r->A * parts;) {
     run_part(r, &desk, u / parts, (uint32_t[]){u % parts, parts});

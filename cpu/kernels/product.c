@@ -50,7 +50,8 @@ static void multiply_band(const mf_work *work, const mf_batch *batch, const mf_b
     batch->columns[c].y[0] = work->y[0] + at;
     batch->columns[c].y[1] = work->gated ? batch->up + (size_t)c * band->count : work->y[1] + at;
   }
-  work->product->multiply(&work->format, band, batch->columns, batch->count);
+  const mf_columns columns = {batch->columns, batch->count, batch->panel};
+  work->product->multiply(&work->format, band, &columns);
   for (uint32_t c = 0; work->gated && c < batch->count; c++) {
     work->product->gate(batch->columns[c].y[0], batch->columns[c].y[1], band->count, work->activation);
   }

@@ -45,11 +45,22 @@ typedef struct {
   float *y[2];
 } mf_column;
 
+// Several of them, and room for a panel (mf_panel_bytes, 64-byte aligned; NULL for fewer than MF_PANEL_COLUMNS).
+typedef struct {
+  const mf_column *at;
+  uint32_t count;
+  void *panel;
+} mf_columns;
+
+// Rows that a path may turn into a panel, in which a row is a lane, so that they meet many columns at the
+// cost of few instructions. A few columns, and rests of rows, take the codes as they lie.
+enum { MF_PANEL_ROWS = 16, MF_PANEL_COLUMNS = 4 };
+
 typedef struct {
   // Makes the vector `x` of 64 * groups floats ready; `vector` has mf_vector_bytes, 64-byte aligned.
   void (*prepare)(const mf_format *format, const float *x, void *vector);
   // y[run][r] of each column = row r of that run times the column's x.
-  void (*multiply)(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count);
+  void (*multiply)(const mf_format *format, const mf_band *band, const mf_columns *columns);
   // y[i] = act(y[i]) * up[i]
   void (*gate)(float *y, const float *up, uint32_t count, uint32_t activation);
 } mf_product;
@@ -89,6 +100,10 @@ static inline int32_t mf_middle(uint32_t bits) {
 }
 static inline size_t mf_code_bytes(const mf_format *format) {
   return (size_t)format->groups * MF_GROUP_SIZE * format->bits / 8;
+}
+// A panel: codes, then scales and biases as floats.
+static inline size_t mf_panel_bytes(const mf_format *format) {
+  return MF_PANEL_ROWS * (mf_code_bytes(format) + 2 * sizeof(float) * mf_padded(format->groups));
 }
 static inline mf_rows mf_rows_from(const mf_format *format, mf_rows rows, size_t first) {
   size_t factors = first * format->groups * 2;

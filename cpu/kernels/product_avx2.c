@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "activation.h"
+#include "panel.h"
 #include "product.h"
 #include "quantise.h"
 
@@ -12,29 +13,46 @@
 // it spills most of them: half the speed.
 #define PIN(v) __asm__ volatile("" : "+x"(v))
 
+// From sixty-four values in order to the elements 4j + i in v[i].
+INLINE void gather_runs(__m256i v[4]) {
+  const __m256i pairs = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,  //
+                                         0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  for (int i = 0; i < 4; i++) v[i] = _mm256_shuffle_epi8(v[i], pairs);
+  const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
+  const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(a, c), order);
+  v[1] = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(a, c), order);
+  v[2] = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(b, d), order);
+  v[3] = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(b, d), order);
+}
+
+// Of each two vectors the even elements, then the odd ones.
+INLINE void split_pairs(__m256i v[4]) {
+  const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  for (int i = 0; i < 4; i += 2) {
+    const __m256i a = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v[i], apart), 0xD8);
+    const __m256i b = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v[i + 1], apart), 0xD8);
+    v[i] = _mm256_permute2x128_si256(a, b, 0x20);
+    v[i + 1] = _mm256_permute2x128_si256(a, b, 0x31);
+  }
+}
+
 INLINE __m256i sixteen(const int32_t *values) {
   const __m256i *at = (const __m256i *)values;
   __m256i packed = _mm256_packs_epi32(_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1));
   return _mm256_permute4x64_epi64(packed, 0xD8);
 }
 
-// 8-bit codes: a group's values in order. 4-bit codes: four runs of sixteen, run i of the elements 4j + i,
-// since that nibble of a 16-bit word of codes meets it after a shift. Low parts follow all high ones.
+// A code comes out of its 16-bit word by a shift, and meets the value at the same place of a run of sixteen.
+// 4-bit codes: run i of the elements 4j + i. 8-bit codes: of each 32 elements the even, then the odd ones.
+// Low parts follow all high ones.
 INLINE void store_group(uint32_t bits, const int32_t *values, int16_t *to) {
   __m256i v[4];
   for (int i = 0; i < 4; i++) v[i] = sixteen(values + 16 * i);
-  if (bits == 4) {
-    const __m256i pairs = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,  //
-                                           0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int i = 0; i < 4; i++) v[i] = _mm256_shuffle_epi8(v[i], pairs);
-    const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
-    const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
-    v[0] = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(a, c), order);
-    v[1] = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(a, c), order);
-    v[2] = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(b, d), order);
-    v[3] = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(b, d), order);
-  }
+  if (bits == 4) gather_runs(v);
+  else split_pairs(v);
   for (int i = 0; i < 4; i++) _mm256_store_si256((__m256i *)to + i, v[i]);
 }
 
@@ -55,19 +73,15 @@ typedef struct {
 } codes16;
 
 INLINE codes16 widen(const int bits, const uint8_t *codes) {
-  codes16 wide;
+  const __m256i *words = (const __m256i *)codes;
+  const __m256i mask = _mm256_set1_epi16(bits == 8 ? 255 : 15), first = _mm256_loadu_si256(words);
   if (bits == 8) {
-    for (int i = 0; i < 4; i++) {
-      wide.part[i] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + 16 * i)));
-    }
-    return wide;
+    const __m256i second = _mm256_loadu_si256(words + 1);
+    return (codes16){{_mm256_and_si256(first, mask), _mm256_srli_epi16(first, 8),  //
+                      _mm256_and_si256(second, mask), _mm256_srli_epi16(second, 8)}};
   }
-  const __m256i words = _mm256_loadu_si256((const __m256i *)codes), mask = _mm256_set1_epi16(15);
-  wide.part[0] = _mm256_and_si256(words, mask);
-  wide.part[1] = _mm256_and_si256(_mm256_srli_epi16(words, 4), mask);
-  wide.part[2] = _mm256_and_si256(_mm256_srli_epi16(words, 8), mask);
-  wide.part[3] = _mm256_srli_epi16(words, 12);
-  return wide;
+  return (codes16){{_mm256_and_si256(first, mask), _mm256_and_si256(_mm256_srli_epi16(first, 4), mask),
+                    _mm256_and_si256(_mm256_srli_epi16(first, 8), mask), _mm256_srli_epi16(first, 12)}};
 }
 
 INLINE __m256i group_dot(codes16 codes, const int16_t *x) {
@@ -196,21 +210,23 @@ INLINE void two_rows(const int bits, const int parts, const mf_format *format, c
 }
 
 INLINE void multiply_as(const int bits, const int parts, const mf_format *format, const mf_band *band,
-                        const mf_column *columns, uint32_t count) {
-  for (uint32_t r = 0; r < band->count; r++) {
+                        const mf_columns *columns) {
+  uint32_t r = columns->count >= MF_PANEL_COLUMNS ? band->count / MF_PANEL_ROWS * MF_PANEL_ROWS : 0;
+  if (r) mf_panels_avx2(format, &(mf_band){{band->run[0], band->run[1]}, r}, columns);
+  for (; r < band->count; r++) {
     const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
-    for (uint32_t c = 0; c < count; c++) {
-      float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
-      two_rows(bits, parts, format, row, columns[c].x, y);
+    for (uint32_t c = 0; c < columns->count; c++) {
+      float *const y[2] = {columns->at[c].y[0] + r, columns->at[c].y[1] + r};
+      two_rows(bits, parts, format, row, columns->at[c].x, y);
     }
   }
 }
 
-static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
-  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns, count);
-  else if (format->bits == 4) multiply_as(4, 2, format, band, columns, count);
-  else if (format->parts == 1) multiply_as(8, 1, format, band, columns, count);
-  else multiply_as(8, 2, format, band, columns, count);
+static void multiply(const mf_format *format, const mf_band *band, const mf_columns *columns) {
+  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns);
+  else if (format->bits == 4) multiply_as(4, 2, format, band, columns);
+  else if (format->parts == 1) multiply_as(8, 1, format, band, columns);
+  else multiply_as(8, 2, format, band, columns);
 }
 
 static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {

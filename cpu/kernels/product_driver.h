@@ -29,6 +29,7 @@ typedef struct {
   const uint32_t *index;  // output row of each; NULL: 0, 1, 2 ...
   uint32_t count;
   float *up;              // where gated: room for a band's rows of each column, else NULL
+  void *panel;            // as mf_columns has it
 } mf_batch;
 
 const mf_product *mf_product_of(mf_simd simd);
@@ -39,6 +40,9 @@ uint32_t mf_band_rows(const mf_format *format, uint32_t columns, uint32_t rows);
 // Pairs first .. last - 1 of the work's rows, and the lone row with the last pair.
 void mf_work_rows(const mf_work *work, const mf_batch *batch, uint32_t first, uint32_t last);
 
+static inline size_t mf_batch_panel_bytes(const mf_format *format, uint32_t columns) {
+  return columns >= MF_PANEL_COLUMNS ? mf_panel_bytes(format) : 0;
+}
 static inline size_t mf_whole_lines(size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }

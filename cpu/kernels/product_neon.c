@@ -140,21 +140,21 @@ INLINE void two_rows(const int bits, const int parts, const mf_format *format, c
 }
 
 INLINE void multiply_as(const int bits, const int parts, const mf_format *format, const mf_band *band,
-                        const mf_column *columns, uint32_t count) {
+                        const mf_columns *columns) {
   for (uint32_t r = 0; r < band->count; r++) {
     const mf_rows row[2] = {mf_rows_from(format, band->run[0], r), mf_rows_from(format, band->run[1], r)};
-    for (uint32_t c = 0; c < count; c++) {
-      float *const y[2] = {columns[c].y[0] + r, columns[c].y[1] + r};
-      two_rows(bits, parts, format, row, columns[c].x, y);
+    for (uint32_t c = 0; c < columns->count; c++) {
+      float *const y[2] = {columns->at[c].y[0] + r, columns->at[c].y[1] + r};
+      two_rows(bits, parts, format, row, columns->at[c].x, y);
     }
   }
 }
 
-static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
-  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns, count);
-  else if (format->bits == 4) multiply_as(4, 2, format, band, columns, count);
-  else if (format->parts == 1) multiply_as(8, 1, format, band, columns, count);
-  else multiply_as(8, 2, format, band, columns, count);
+static void multiply(const mf_format *format, const mf_band *band, const mf_columns *columns) {
+  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns);
+  else if (format->bits == 4) multiply_as(4, 2, format, band, columns);
+  else if (format->parts == 1) multiply_as(8, 1, format, band, columns);
+  else multiply_as(8, 2, format, band, columns);
 }
 
 static void gate(float *y, const float *up, uint32_t count, uint32_t activation) {

@@ -75,12 +75,12 @@ static float row_product(const mf_format *format, const mf_rows *row, const void
   return lane[0];
 }
 
-static void multiply(const mf_format *format, const mf_band *band, const mf_column *columns, uint32_t count) {
+static void multiply(const mf_format *format, const mf_band *band, const mf_columns *columns) {
   for (uint32_t r = 0; r < band->count; r++) {
     for (int side = 0; side < 2; side++) {
       mf_rows row = mf_rows_from(format, band->run[side], r);
-      for (uint32_t c = 0; c < count; c++) {
-        columns[c].y[side][r] = row_product(format, &row, columns[c].x);
+      for (uint32_t c = 0; c < columns->count; c++) {
+        columns->at[c].y[side][r] = row_product(format, &row, columns->at[c].x);
       }
     }
   }
