@@ -617,6 +617,35 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
   };
   return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";
 }
+typedef struct {
+  mf_u32 buffers;
+  mf_u32 param_bytes;
+} mf_kernel_counts;
+static inline mf_kernel_counts mf_kernel_shape(mf_u32 kernel) {
+  static const mf_kernel_counts shapes[] = {
+      {5, 20},
+      {3, 12},
+      {9, 16},
+      {7, 12},
+      {5, 20},
+      {8, 24},
+      {2, 12},
+      {8, 32},
+      {8, 32},
+      {4, 32},
+      {4, 32},
+      {4, 12},
+      {5, 68},
+      {5, 52},
+      {3, 12},
+      {2, 8},
+      {2, 8},
+      {2, 12},
+      {4, 8},
+      {2, 16},
+  };
+  return shapes[kernel];
+}
 // Parameter number and function constant index of a kernel's position-th constant; index -1: no more.
 typedef struct {
   mf_u32 kernel;

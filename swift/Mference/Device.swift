@@ -1,0 +1,169 @@
+// A device: one Metal device with one in-order queue. Command buffers are committed at once, gated by the
+// events they wait for; a committed one cannot be taken back, so cancelling lets it run to its end and
+// only says so to whoever waits.
+import CMference
+import Foundation
+import Metal
+
+final class Device: Handled, @unchecked Sendable {
+  static let kind = HandleKind.device
+
+  let metal: any MTLDevice
+  let counters = Counters()
+  private let queue: any MTLCommandQueue
+  private let pipelines: Pipelines
+  /// Guards everything below; signalled when a list ends and when the state changes.
+  private let state = NSCondition()
+  private var submitted = 0
+  private var running: [Submission] = []
+  private var isCancelled = false
+  private var isClosed = false
+  private var failure: String?
+
+  init() throws {
+    guard let metal = MTLCreateSystemDefaultDevice() else {
+      throw Failure(MF_ERR_DEVICE, "this machine has no Metal device; use the CPU device")
+    }
+    guard metal.supportsFamily(.apple7), metal.hasUnifiedMemory else {
+      throw Failure(
+        MF_ERR_DEVICE, "\(metal.name) is no Apple silicon GPU, which the Metal device needs")
+    }
+    guard let queue = metal.makeCommandQueue() else {
+      throw Failure(MF_ERR_DEVICE, "Metal made no command queue")
+    }
+    self.metal = metal
+    self.queue = queue
+    pipelines = try Pipelines(metal)
+  }
+
+  var info: mf_device_info_t {
+    var info = mf_device_info_t()
+    withUnsafeMutableBytes(of: &info.name) { target in
+      target.copyBytes(from: Array(metal.name.utf8).prefix(target.count - 1))
+    }
+    info.page_bytes = UInt32(Memory.pageBytes)
+    info.buffer_bytes_max = Double(metal.maxBufferLength)
+    info.memory_bytes = Double(metal.recommendedMaxWorkingSetSize)
+    return info
+  }
+
+  // MARK: - Work
+
+  func submit(_ list: CommandList) throws {
+    let submission = try encode(list)
+    state.lock()
+    defer { state.unlock() }
+    try checkState()
+    submitted += 1
+    list.pin()
+    running.append(submission)
+    submission.buffer.addCompletedHandler { [self] in end(submission, $0) }
+    submission.buffer.commit()
+  }
+
+  private func encode(_ list: CommandList) throws -> Submission {
+    guard let buffer = queue.makeCommandBuffer() else {
+      throw Failure(MF_ERR_DEVICE, "Metal made no command buffer")
+    }
+    var encoder = ListEncoder(buffer: buffer, pipelines: pipelines, bytes: list.bytes)
+    for command in list.commands { try encoder.encode(command) }
+    encoder.finish()
+    return Submission(list: list, buffer: buffer)
+  }
+
+  /// A list has run, or failed: then what it would have signalled is signalled all the same, so that no
+  /// later list waits for ever.
+  private func end(_ submission: Submission, _ buffer: any MTLCommandBuffer) {
+    let busySeconds = max(0, buffer.gpuEndTime - buffer.gpuStartTime)
+    state.lock()
+    if buffer.status == .error, failure == nil {
+      failure = "a command list failed: \(buffer.error.map(String.init(describing:)) ?? "no reason given")"
+    }
+    if failure != nil { submission.list.signals.forEach { $0.raise(to: $1) } }
+    running.removeAll { $0 === submission }
+    submission.list.unpin()
+    counters.add(list: submission.list.dispatchCount, busySeconds: busySeconds)
+    if failure != nil || isCancelled { releaseWaits() }
+    state.broadcast()
+    state.unlock()
+  }
+
+  /// Lets every list go on that waits for an event, as cancelling promises. With `state` locked.
+  private func releaseWaits() {
+    for submission in running { submission.list.waits.forEach { $0.raise(to: $1) } }
+  }
+
+  // MARK: - Waiting
+
+  /// Blocks until the event has reached the value. A failure or a cancellation comes before a value
+  /// reached, because cancelled work signals too.
+  func wait(_ event: Event, _ value: UInt64, seconds: Double) throws {
+    let deadline = Date(timeIntervalSinceNow: seconds)
+    while true {
+      try checkNow()
+      if event.value >= value { return }
+      let left = deadline.timeIntervalSinceNow
+      guard left > 0 else { throw Failure(MF_ERR_TIMEOUT, "the work was not done in time") }
+      // Short waits in a row, because a cancellation does not reach a wait for an event.
+      let milliseconds = UInt64(max(1, min(Self.lookMilliseconds, 1000 * left)))
+      _ = event.metal.wait(untilSignaledValue: value, timeoutMS: milliseconds)
+    }
+  }
+
+  private static let lookMilliseconds = 10.0
+
+  /// Blocks until every list submitted so far has ended.
+  func finish(seconds: Double) throws {
+    let deadline = Date(timeIntervalSinceNow: seconds)
+    state.lock()
+    defer { state.unlock() }
+    while !running.isEmpty {
+      guard state.wait(until: deadline) else {
+        throw Failure(MF_ERR_TIMEOUT, "the work was not done in time")
+      }
+    }
+    try checkState()
+  }
+
+  // MARK: - State
+
+  func cancel() {
+    state.lock()
+    isCancelled = true
+    releaseWaits()
+    state.broadcast()
+    state.unlock()
+  }
+
+  func resume() {
+    state.lock()
+    isCancelled = false
+    failure = nil
+    state.unlock()
+  }
+
+  /// Waits for what runs, but for no event, and refuses everything afterwards.
+  func close() {
+    state.lock()
+    isClosed = true
+    releaseWaits()
+    while !running.isEmpty { state.wait() }
+    state.broadcast()
+    state.unlock()
+  }
+
+  private func checkNow() throws {
+    state.lock()
+    defer { state.unlock() }
+    try checkState()
+  }
+
+  /// With `state` locked.
+  private func checkState() throws {
+    if isClosed { throw Failure(MF_ERR_DEVICE, "the device was destroyed") }
+    if let failure { throw Failure(MF_ERR_DEVICE, failure) }
+    if isCancelled {
+      throw Failure(MF_ERR_CANCELLED, "the work was cancelled; mf_resume lets the device go on")
+    }
+  }
+}

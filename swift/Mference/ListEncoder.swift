@@ -1,0 +1,61 @@
+// Encodes the commands of a list into one command buffer: dispatches that follow one another share a
+// serial compute encoder, in which each sees what those before it wrote; events end it.
+import CMference
+import Metal
+
+struct ListEncoder {
+  let buffer: any MTLCommandBuffer
+  let pipelines: Pipelines
+  let bytes: [UInt8]
+  private var open: (any MTLComputeCommandEncoder)?
+
+  init(buffer: any MTLCommandBuffer, pipelines: Pipelines, bytes: [UInt8]) {
+    self.buffer = buffer
+    self.pipelines = pipelines
+    self.bytes = bytes
+  }
+
+  mutating func encode(_ command: Command) throws {
+    switch command {
+    case .dispatch(let dispatch):
+      try encode(dispatch, into: try encoder())
+    case .wait(let event, let value):
+      finish()
+      buffer.encodeWaitForEvent(event.metal, value: value)
+    case .signal(let event, let value):
+      finish()
+      buffer.encodeSignalEvent(event.metal, value: value)
+    }
+  }
+
+  mutating func finish() {
+    open?.endEncoding()
+    open = nil
+  }
+
+  private mutating func encoder() throws -> any MTLComputeCommandEncoder {
+    if let open { return open }
+    guard let made = buffer.makeComputeCommandEncoder(dispatchType: .serial) else {
+      throw Failure(MF_ERR_DEVICE, "Metal made no compute encoder")
+    }
+    open = made
+    return made
+  }
+
+  private func encode(_ dispatch: Dispatch, into encoder: any MTLComputeCommandEncoder) throws {
+    try bytes.withUnsafeBytes { all in
+      let params = all.baseAddress! + dispatch.params.lowerBound
+      encoder.setComputePipelineState(try pipelines.pipeline(dispatch.kernel, params))
+      encoder.setBytes(params, length: dispatch.params.count, index: dispatch.bindings.count)
+    }
+    for (index, range) in dispatch.bindings.enumerated() {
+      encoder.setBuffer(range.buffer.metal, offset: range.buffer.start + range.offset, index: index)
+    }
+    encoder.dispatchThreadgroups(
+      size(of: dispatch.groups), threadsPerThreadgroup: size(of: dispatch.threads))
+  }
+
+  private func size(of three: [UInt32]) -> MTLSize {
+    MTLSize(width: Int(three[0]), height: Int(three[1]), depth: Int(three[2]))
+  }
+}
