@@ -105,7 +105,7 @@ describe("errors", () => {
     [{ ...chat(capital), prompt: { kind: "ids", ids: promptOf(600) } }, "engine.context"],
     [{ ...chat(capital), prompt: { kind: "chat", messages: "{" } }, "text.json"],
   ] as const)("keep their codes, and the next request is served: %#", async (request, code) => {
-    const failure = await failureOf(() => ask(request as GenerateRequest));
+    const failure = await failureOf(() => ask(request));
     expect(failure.code).toBe(code);
     expect(failure.message).not.toContain("\n");
     expect((await ask(chat(capital))).content).toContain("Paris");

@@ -167,7 +167,7 @@ describe("other prompts", () => {
     [{ kind: "text", text: "word ".repeat(2000) }, "engine.context"],
     [{ kind: "chat", messages: "[]" }, "text.template"],
   ] as const)("%j is refused in one sentence, and the next is answered", async (prompt, code) => {
-    const failure = await failureOf(() => ask(prompt as Prompt));
+    const failure = await failureOf(() => ask(prompt));
     expect(failure.message).not.toContain("\n");
     expect(failure.code).toBe(code);
     expect((await ask(chat([question]))).content).toContain("Paris");

@@ -148,7 +148,7 @@ describe("a malformed call", () => {
 
 describe("events", () => {
   test("keep thoughts and calls out of the content", async () => {
-    const args = new Map([["n", 1]]);
+    const args = new Map([["n", "one"]]);
     const { content, events } = await run({
       maxNew: 3,
       stop: ["secret"],
@@ -160,7 +160,12 @@ describe("events", () => {
     });
     expect(content).toBe("said");
     expect(events).toContainEqual({ type: "reasoning", text: "secret" });
-    expect(events).toContainEqual({ type: "toolCall", id: "c", name: "f", arguments: '{"n":1}' });
+    expect(events).toContainEqual({
+      type: "toolCall",
+      id: "c",
+      name: "f",
+      arguments: '{"n":"one"}',
+    });
   });
 
   test("begin with the prompt and its chunks", async () => {

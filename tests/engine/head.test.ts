@@ -15,7 +15,7 @@ import { argmax, gumbel, penalize, softcap } from "../reference/sampling.ts";
 const CAP = 30;
 
 /** Real logits: what the trained model makes of the beginning of a sentence. */
-async function trainedLogits(): Promise<Float32Array> {
+async function trainedLogits(): Promise<Float32Array<ArrayBuffer>> {
   const model = await loadModel({ directory: await demoPackage(), library, contextRows: 64 });
   const session = new Session(model);
   // Ids without a meaning leave several tokens likely.

@@ -91,9 +91,10 @@ describe("while experts are read", () => {
       reads += 1;
       // The work on hits, and what is behind the gate, has been handed over before the first read.
       expect(watch.closedGates).toBe(1);
-      const before = ticks;
       // Ends only if the device finishes the hits without this read, and timers fire.
-      while (watch.run < watch.runnable || ticks < before + 2) await Bun.sleep(1);
+      const target = ticks + 2;
+      const isAwaited = (): boolean => watch.run < watch.runnable || ticks < target;
+      while (isAwaited()) await Bun.sleep(1);
       expect(watch.run).toBe(watch.runnable);
       underWay -= 1;
     };
