@@ -7,7 +7,7 @@ import {
   ropeTable,
 } from "../../src/kernels/attention.ts";
 import * as reference from "../reference/attention.ts";
-import { f16FromFloat, floatFromF16 } from "../reference/half.ts";
+import { bf16FromFloat, f16FromFloat, floatFromF16 } from "../reference/half.ts";
 import { fromBf16 } from "../reference/norm.ts";
 import { createRandom, type Random } from "../reference/random.ts";
 import { type ConformanceCase, defineCase } from "./cases.ts";
@@ -85,6 +85,48 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
   ];
 }
 
+/**
+ * Rows of +-1024 at position 0 without an epsilon: keys come out as the very weights, whose half precision
+ * is known exactly. The weights go from nothing through subnormal ties to infinity.
+ */
+const halves = defineCase(qkvEpilogueF16, "halves at the ends of their range, exactly", () => {
+  const [Dh, N] = [512, 16];
+  const random = createRandom(5);
+  const rows = new Float32Array(Dh).map(() => (random.below(2) === 0 ? -1024 : 1024));
+  const weights = new Uint16Array(Dh).map((_, d) =>
+    bf16FromFloat(2 ** (Math.floor(d / 11) - 27) * (1 + random.below(128) / 128)),
+  );
+  const table = Float32Array.from({ length: 2 * N }, (_, i) => 1 - (i % 2));
+  const stored = new Uint16Array(Dh);
+  const shape = { T: 1, H: 1, Hkv: 1, Dh, R: 1, position: 0 };
+  const { q, keys, values } = reference.qkvEpilogue(shape, {
+    q: rows,
+    k: rows,
+    v: rows,
+    qNorm: fromBf16(weights),
+    kNorm: fromBf16(weights),
+    table: Float64Array.from(table),
+    keys: stored,
+    values: stored,
+    eps: 0,
+  });
+  return {
+    params: { ...shape, N, eps: 0 },
+    inputs: {
+      q: rows,
+      k: rows,
+      v: rows,
+      qNorm: weights,
+      kNorm: weights,
+      table,
+      keys: stored,
+      values: stored,
+    },
+    expected: { q, keys: keys.map((key) => floatFromF16(f16FromFloat(key))), values },
+    exact: ["q", "keys", "values"],
+  };
+});
+
 interface AttentionShape extends reference.HeadShape {
   readonly window: number;
   readonly scale?: number;
@@ -149,6 +191,7 @@ export const attentionCases: readonly ConformanceCase[] = [
   ...epilogueCase("small heads, odd T", { ...SMALL, T: 7, N: 16, position: 5, R: 8 }),
   ...epilogueCase("part of the head rotates", { ...SMALL, T: 2, N: 5, position: 77, R: 3 }),
   ...epilogueCase("large values", { ...SMALL, T: 2, N: 16, position: 3, R: 5, deviation: 1e4 }),
+  halves,
   ...epilogueCase("small values", { ...SMALL, T: 2, N: 16, position: 3, R: 5, deviation: 1e-5 }),
 
   ...attentionCase("sliding heads, one token", { ...SLIDING, T: 1, position: 300, R: 301 }),
