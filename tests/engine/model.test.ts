@@ -5,6 +5,7 @@ import { prepareLibraries } from "../../src/engine/libraries.ts";
 import { loadModel, type ModelOptions } from "../../src/engine/model.ts";
 import { Session } from "../../src/engine/session.ts";
 import { editJson, flipByte } from "../fixtures/checkpoints.ts";
+import { capLogits } from "../../src/ops/sampling.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import { continueFrom, demoPackage, loadTiny, openSession, promptOf } from "../fixtures/models.ts";
 import { forgeJson, packageOf } from "../fixtures/packages.ts";
@@ -52,12 +53,20 @@ describe("loading", () => {
 
   test("closes with work under way", async () => {
     const directory = await packageOf();
-    for (const slots of ["resident", 2] as const) {
-      const model = await loadModel({ directory, library, slots, contextRows: 96 });
-      // Nobody waits for the logits, and the session is not closed.
-      await new Session(model).extend(Uint32Array.from(prompt));
-      model.close();
-    }
+    const model = await loadModel({ directory, library, contextRows: 96 });
+    const session = new Session(model);
+    await session.extend(Uint32Array.from(prompt));
+    // A list that cannot end by itself holds the buffers it uses.
+    const { stream, forward } = model;
+    stream.gate();
+    capLogits(stream, forward.logits, forward.logits, 0);
+    stream.commit();
+    expect(() => model.device.destroyBuffer(forward.logits.buffer)).toThrow("list");
+    session.close();
+    stream.gate();
+    capLogits(stream, forward.logits, forward.logits, 0);
+    stream.commit();
+    model.close();
   });
 });
 

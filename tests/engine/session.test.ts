@@ -182,7 +182,8 @@ describe("cancelling", () => {
 
   test("after calls whose logits nobody chose from forgets what rings cannot give back", async () => {
     const session = await tinySession();
-    for (const id of prompt) await session.extend(Uint32Array.of(id));
+    await continueFrom(session, prompt.slice(0, 5), 1);
+    for (const id of prompt.slice(5)) await session.extend(Uint32Array.of(id));
     const cancelled = { isCancelled: () => true };
     await failureOf(() => session.extend(Uint32Array.of(5), cancelled));
     expect(session.ids).toEqual([]);

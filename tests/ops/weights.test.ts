@@ -56,9 +56,9 @@ describe("planRegions", () => {
         arrays.push([end, bytes]);
         end += bytes;
       }
-      // Neighbouring tensors exchange an array now and then, so that they lie between each other.
-      for (let i = 2; i + 2 < 30; i += 3) {
-        if (random.below(10) < 3) [arrays[i], arrays[i + 1]] = [arrays[i + 1]!, arrays[i]!];
+      // Now and then the next tensor lies between the arrays of one.
+      for (let i = 2; i + 3 < 30; i += 6) {
+        if (random.below(10) < 5) [arrays[i], arrays[i + 3]] = [arrays[i + 3]!, arrays[i]!];
       }
       const entries = Array.from({ length: 10 }, (_, i) =>
         entry(...arrays.slice(3 * i, 3 * i + 3)),
