@@ -141,6 +141,21 @@ static int32_t resolve_binding(mf_device *device, mf_list *list, const mf_step *
   return MF_OK;
 }
 
+// Whether a dispatch touches but few rows of what it binds, so that its bytes say nothing of its work.
+static bool is_sparse(uint32_t kernel, uint32_t binding) {
+  switch (kernel) {
+  case MF_KERNEL_EMBED_AFFINE:
+    return binding == MF_EMBED_AFFINE_CODES || binding == MF_EMBED_AFFINE_SCALES ||
+           binding == MF_EMBED_AFFINE_BIASES;
+  case MF_KERNEL_QKV_EPILOGUE_F32:
+    return binding == MF_QKV_EPILOGUE_F32_KEYS || binding == MF_QKV_EPILOGUE_F32_VALUES;
+  case MF_KERNEL_QKV_EPILOGUE_F16:
+    return binding == MF_QKV_EPILOGUE_F16_KEYS || binding == MF_QKV_EPILOGUE_F16_VALUES;
+  default:
+    return false;
+  }
+}
+
 static int32_t resolve_dispatch(mf_device *device, mf_list *list, const mf_command *command) {
   const mf_binding *bindings = (const mf_binding *)(command + 1);
   mf_step *step = &list->steps[list->step_count];
@@ -150,7 +165,7 @@ static int32_t resolve_dispatch(mf_device *device, mf_list *list, const mf_comma
   for (uint32_t i = 0; i < command->buffer_count; i++) {
     const int32_t status = resolve_binding(device, list, step, &bindings[i]);
     if (status != MF_OK) return status;
-    step->bytes += bindings[i].bytes;
+    if (!is_sparse(step->kernel, i)) step->bytes += bindings[i].bytes;
   }
   list->pinned_steps = list->step_count + 1;
   return MF_OK;

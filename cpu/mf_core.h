@@ -95,7 +95,7 @@ typedef struct {
   uint32_t kernel;
   void *const *buffers;
   const void *params;
-  double bytes;  // of all bindings: how much work it may be
+  double bytes;  // touched: how much work it may be
   mf_event *event;
   uint64_t value;
 } mf_step;
@@ -193,6 +193,7 @@ struct mf_device {
   _Atomic bool cancelled;
   _Atomic bool failed;
   _Atomic bool stopping;  // pool threads end
+  _Atomic uint32_t heirs; // hosts that look for the lead: a pool thread leaves it to them
   _Atomic bool runnable;  // the head can run and nobody leads
   _Atomic uint64_t runnable_ns;
   _Atomic uint32_t sleeping;

@@ -22,6 +22,13 @@ static bool has_passed(uint64_t deadline_ns) {
   return deadline_ns != MF_FOREVER_NS && mf_now_ns() >= deadline_ns;
 }
 
+// Whether the leader should leave between two commands: a host that has what it wants, a pool thread when
+// a host wants to lead.
+static bool must_leave(const mf_device *device, const mf_goal *goal) {
+  if (goal == NULL) return atomic_load_explicit(&device->heirs, memory_order_relaxed) > 0;
+  return goal_reached(device, goal) || has_passed(goal->deadline_ns);
+}
+
 // Whether a blocked list may go on.
 static bool is_open(const mf_device *device, const mf_list *list) {
   const mf_step *step = &list->steps[list->step_index];
@@ -50,7 +57,7 @@ void mf_queue_changed(mf_device *device) {
 
 static run_end run_list(mf_device *device, mf_list *list, const mf_goal *goal) {
   while (list->step_index < list->step_count) {
-    if (goal != NULL && (goal_reached(device, goal) || has_passed(goal->deadline_ns))) return RUN_LEFT;
+    if (must_leave(device, goal)) return RUN_LEFT;
     const mf_step *step = &list->steps[list->step_index];
     const bool skip = atomic_load_explicit(&list->skip, memory_order_acquire);
     if (step->kind == MF_COMMAND_DISPATCH) {
@@ -124,17 +131,19 @@ static int32_t verdict(const mf_device *device, const mf_goal *goal) {
   return reached ? MF_OK : UNDECIDED;
 }
 
-// Looks for a while without the lock.
-static void look(const mf_device *device, const mf_goal *goal) {
+// Looks for a while without the lock, and asks for the lead.
+static void look(mf_device *device, const mf_goal *goal) {
+  atomic_fetch_add(&device->heirs, 1);
   const uint64_t end_ns = mf_now_ns() + HOST_LOOK_NS;
   for (uint32_t round = 1;; round++) {
     if (goal_reached(device, goal) || atomic_load_explicit(&device->runnable, memory_order_acquire) ||
         atomic_load_explicit(&device->cancelled, memory_order_relaxed) ||
         atomic_load_explicit(&device->failed, memory_order_relaxed))
-      return;
+      break;
     mf_relax();
-    if (round % 16 == 0 && mf_now_ns() >= end_ns) return;
+    if (round % 16 == 0 && mf_now_ns() >= end_ns) break;
   }
+  atomic_fetch_sub(&device->heirs, 1);
 }
 
 int32_t mf_queue_wait(mf_device *device, const mf_goal *goal) {
