@@ -1,10 +1,18 @@
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import { type AnswerDecoder, type Completion, complete } from "../../src/engine/generate.ts";
 import type { GenerateEvent } from "../../src/engine/protocol.ts";
 import type { AssistantEvent } from "../../src/text/assistant-decoder.ts";
 import { MferenceError } from "../../src/util/errors.ts";
 import { failureOf } from "../fixtures/failures.ts";
-import { completionOf, continueFrom, promptOf, tinySession } from "../fixtures/models.ts";
+import {
+  closeModels,
+  completionOf,
+  continueFrom,
+  promptOf,
+  tinySession,
+} from "../fixtures/models.ts";
+
+afterAll(closeModels);
 
 const prompt = promptOf(12);
 const session = await tinySession({ chunkRows: 8, contextRows: 40 });

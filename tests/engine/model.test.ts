@@ -1,4 +1,4 @@
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { prepareLibraries } from "../../src/engine/libraries.ts";
@@ -7,8 +7,17 @@ import { Session } from "../../src/engine/session.ts";
 import { editJson, flipByte } from "../fixtures/checkpoints.ts";
 import { capLogits } from "../../src/ops/sampling.ts";
 import { failureOf } from "../fixtures/failures.ts";
-import { continueFrom, demoPackage, loadTiny, openSession, promptOf } from "../fixtures/models.ts";
+import {
+  closeModels,
+  continueFrom,
+  demoPackage,
+  loadTiny,
+  openSession,
+  promptOf,
+} from "../fixtures/models.ts";
 import { forgeJson, packageOf } from "../fixtures/packages.ts";
+
+afterAll(closeModels);
 
 const { library, tokenizerLibrary } = await prepareLibraries();
 

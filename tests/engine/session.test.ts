@@ -1,9 +1,10 @@
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
 import type { Session } from "../../src/engine/session.ts";
 import { readAt } from "../../src/experts/reader.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import {
+  closeModels,
   completionOf,
   continueFrom,
   loadTiny,
@@ -11,6 +12,8 @@ import {
   promptOf,
   tinySession,
 } from "../fixtures/models.ts";
+
+afterAll(closeModels);
 
 const prompt = promptOf(30);
 

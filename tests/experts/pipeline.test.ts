@@ -1,11 +1,20 @@
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
 import type { Model, ModelOptions } from "../../src/engine/model.ts";
 import { type ReadAt, readAt } from "../../src/experts/reader.ts";
 import { printCommands } from "../../src/native/commands.ts";
 import { floatsOf } from "../../src/ops/tensor.ts";
 import { failureOf } from "../fixtures/failures.ts";
-import { completionOf, continueFrom, loadTiny, openSession, promptOf } from "../fixtures/models.ts";
+import {
+  closeModels,
+  completionOf,
+  continueFrom,
+  loadTiny,
+  openSession,
+  promptOf,
+} from "../fixtures/models.ts";
+
+afterAll(closeModels);
 
 const prompt = promptOf(33);
 

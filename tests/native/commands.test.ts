@@ -1,11 +1,13 @@
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
 import { Session } from "../../src/engine/session.ts";
 import type { ModelOptions } from "../../src/engine/model.ts";
 import { argmax, softcap } from "../../src/kernels/sampling.ts";
 import { rmsNorm } from "../../src/kernels/norm.ts";
 import { Commands, printCommands } from "../../src/native/commands.ts";
 import { sha256 } from "../../src/format/digest.ts";
-import { loadTiny, promptOf } from "../fixtures/models.ts";
+import { closeModels, loadTiny, promptOf } from "../fixtures/models.ts";
+
+afterAll(closeModels);
 
 const [x, y] = [{ buffer: { id: 17 } }, { buffer: { id: 18 }, offset: 64 }];
 
