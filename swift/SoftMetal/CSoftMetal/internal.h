@@ -10,6 +10,8 @@ enum {
     MAX_SIMDGROUPS = SOFTMETAL_MAX_THREADS / SOFTMETAL_SIMD_WIDTH,
 };
 
+enum { DEVICE_SPACE, THREADGROUP_SPACE, SPACES };  // memories that barriers order
+
 // A stack to run one GPU thread on. A fiber whose thread returns without ever waiting is used again for
 // the next thread, so a kernel without barriers runs entirely on one stack.
 typedef struct fiber {
@@ -29,21 +31,39 @@ typedef struct gpu_thread {
 typedef struct simdgroup {
     uint32_t first_thread;
     uint32_t runnable, at_exchange, at_barrier, returned;
-    uint32_t memory_epoch;               // simdgroup barriers passed
+    uint32_t epoch[SPACES];              // simdgroup barriers passed
     uint32_t turn;                       // which of the two exchanges is being filled
     softmetal_exchange exchange[2];
 } simdgroup;
 
-// Last accesses of one byte of threadgroup memory.
+// Last accesses of one byte that threads share. Epochs are numbers of one counter that only grows: they tell
+// in which dispatch, threadgroup and interval between two barriers something happened.
 typedef struct shadow_byte {
     uint32_t write_epoch, write_simd_epoch;
     uint32_t read_epoch, read_simd_epoch;
-    uint16_t writer, reader;             // thread index + 1; 0: none
+    uint32_t first_read_epoch;           // of this dispatch
+    uint16_t writer, reader;             // thread index + 1
     uint16_t reader_simdgroup;
-    uint8_t allocated;
+    bool atomic;                         // the write was an atomic one
 } shadow_byte;
 
-enum { MANY = 0xFFFF };                  // several readers / readers in several SIMD-groups
+enum { MANY = 0xFFFF };                  // several threads, several SIMD-groups
+
+// Memory that kernels of a checked run share: a threadgroup variable, or a region of device memory.
+typedef struct shared_memory {
+    unsigned char *start;                // where kernels see it
+    size_t length;
+    shadow_byte *shadow;                 // null: nobody writes to it
+    uint32_t space;
+} shared_memory;
+
+// A binding, or several that overlap and of which one is written.
+typedef struct region {
+    shared_memory memory;
+    unsigned char *origin;               // where the caller has it; equal to memory.start when in place
+    uint64_t members;                    // bit per binding
+    bool fresh;
+} region;
 
 typedef struct variable {
     void *address;
@@ -63,17 +83,17 @@ typedef struct worker {
     uint32_t thread_count, simdgroup_count;
     uint32_t pending;                    // SIMD-groups that have not reached the barrier or the end
     uint32_t barrier_arrivals, barrier_line, barrier_flags;
-    uint32_t memory_epoch;               // barriers for threadgroup memory passed
+    uint32_t epoch[SPACES];              // changes with each barrier for that memory
+    uint32_t dispatch_epoch, group_epoch;  // the first of the dispatch and of the threadgroup
 
     unsigned char *arena;                // threadgroup memory
     size_t arena_used, arena_charged;    // bytes handed out, with and without the gaps
     void *buffers[SOFTMETAL_MAX_BUFFERS];
     void *threadgroup_arguments[SOFTMETAL_MAX_THREADGROUP_ARGUMENTS];
-    variable variables[MAX_VARIABLES];
-    uint32_t variable_count;             // highest used id + 1
+    variable variables[MAX_VARIABLES + SOFTMETAL_MAX_THREADGROUP_ARGUMENTS];
+    uint32_t variable_count;             // highest used index + 1
 
-    shadow_byte *shadow;                 // one per byte of the arena; made by the first checked dispatch
-    const softmetal_range *last_range;
+    const region *last_region;
     const void *failure_pc;
 
     char *stacks;
@@ -90,13 +110,21 @@ void *softmetal_reserve(size_t size);       // zeroed pages that become memory w
 // Records the error, abandons the threadgroup and goes back to softmetal_run.
 _Noreturn void softmetal_fail(worker *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Threadgroup memory (memory.c).
+// Threadgroup memory (threadgroup_memory.c).
 void softmetal_reset_threadgroup_memory(worker *);
 void *softmetal_threadgroup_variable(uint32_t id, const char *name, size_t size, size_t alignment);
 void *softmetal_allocate_threadgroup_memory(worker *, const char *name, size_t size, size_t alignment);
-void softmetal_prepare_checks(worker *);
+const variable *softmetal_variable_near(const worker *, const unsigned char *address);
+
+// Checks of each access (checks.c) and the regions that they know (isolation.c). One checked dispatch runs
+// at a time in the process.
+uint32_t softmetal_next_epoch(void);
 void softmetal_check_access(const void *address, size_t size, size_t alignment, softmetal_access,
-                         const void *program_counter);
+                            const void *program_counter);
+void softmetal_report_misaligned(const char *file, uint32_t line, const void *address, size_t alignment);
+shadow_byte *softmetal_arena_shadow(void);
+const region *softmetal_region_of(const void *address);
+const region *softmetal_region_near(const void *address, ptrdiff_t *offset);
 
 // Saves the callee-saved registers and the stack pointer, continues on another stack (fiber.c).
 void softmetal_switch(void **save_stack_pointer, void *load_stack_pointer);

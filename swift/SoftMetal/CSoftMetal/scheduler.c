@@ -27,7 +27,6 @@ static void destroy_worker(void *pointer) {
     worker *w = pointer;
     munmap(w->stacks, (size_t)STACK_SIZE * SOFTMETAL_MAX_THREADS);
     munmap(w->arena, ARENA_SIZE);
-    if (w->shadow) munmap(w->shadow, ARENA_SIZE * sizeof *w->shadow);
     free(w);
 }
 
@@ -133,7 +132,10 @@ static bool open_barrier(worker *w) {
     }
     w->pending = UINT32_MAX >> (MAX_SIMDGROUPS - w->simdgroup_count);
     w->barrier_arrivals = 0;
-    if (w->barrier_flags & SOFTMETAL_MEM_THREADGROUP) w->memory_epoch++;
+    if (w->dispatch->checked) {
+        if (w->barrier_flags & SOFTMETAL_MEM_DEVICE) w->epoch[DEVICE_SPACE] = softmetal_next_epoch();
+        if (w->barrier_flags & SOFTMETAL_MEM_THREADGROUP) w->epoch[THREADGROUP_SPACE] = softmetal_next_epoch();
+    }
     return true;
 }
 
@@ -265,10 +267,12 @@ static const softmetal_exchange *simd_exchange(const softmetal_lane_value *value
 static void simdgroup_barrier(uint32_t memory_flags, uint32_t line) {
     static const softmetal_lane_value nothing;
     worker *w = this_worker;
-    uint32_t before = w->current_simdgroup->memory_epoch;
+    uint32_t *epoch = w->current_simdgroup->epoch, before[SPACES];
+    memcpy(before, epoch, sizeof before);
     simd_exchange(&nothing, NULL, line);
     // The first lane to leave opens the next epoch for all.
-    if (memory_flags & SOFTMETAL_MEM_THREADGROUP) w->current_simdgroup->memory_epoch = before + 1;
+    if (memory_flags & SOFTMETAL_MEM_DEVICE) epoch[DEVICE_SPACE] = before[DEVICE_SPACE] + 1;
+    if (memory_flags & SOFTMETAL_MEM_THREADGROUP) epoch[THREADGROUP_SPACE] = before[THREADGROUP_SPACE] + 1;
 }
 
 static uint32_t lane_index(void) {
@@ -277,6 +281,11 @@ static uint32_t lane_index(void) {
 
 static void fail(const char *message) {
     softmetal_fail(this_worker, "%s", message);
+}
+
+static void fail_at(const char *file, uint32_t line, const char *message) {
+    worker *w = this_worker;
+    softmetal_fail(w, "thread %u: %s (%s:%u)", w->current->info.index, message, file, line);
 }
 
 const softmetal_services *softmetal_scheduler_services(void) {
@@ -288,6 +297,8 @@ const softmetal_services *softmetal_scheduler_services(void) {
         .threadgroup_variable = softmetal_threadgroup_variable,
         .check_access = softmetal_check_access,
         .fail = fail,
+        .misaligned = softmetal_report_misaligned,
+        .fail_at = fail_at,
     };
     return &services;
 }
@@ -313,7 +324,7 @@ static void set_up_group(worker *w, uint64_t linear) {
         uint32_t lanes = min(SOFTMETAL_SIMD_WIDTH, w->thread_count - s->first_thread);
         s->runnable = UINT32_MAX >> (32 - lanes);
         s->at_exchange = s->at_barrier = s->returned = 0;
-        s->memory_epoch = 0;
+        memset(s->epoch, 0, sizeof s->epoch);
     }
     w->pending = UINT32_MAX >> (MAX_SIMDGROUPS - w->simdgroup_count);
     w->current_simdgroup = &w->simdgroups[choose(w, w->pending)];
@@ -330,6 +341,10 @@ static uint64_t ordered(const softmetal_dispatch *d, uint64_t n, uint64_t count)
 static void run_group(worker *w, uint64_t linear) {
     set_up_group(w, linear);
     softmetal_reset_threadgroup_memory(w);
+    if (w->dispatch->checked) {
+        w->group_epoch = softmetal_next_epoch();
+        for (int i = 0; i < SPACES; i++) w->epoch[i] = w->group_epoch;
+    }
     gpu_thread *first = next_thread(w);
     first->fiber = take_fiber(w);
     softmetal_switch(&w->main_stack_pointer, first->fiber->stack_pointer);
@@ -340,7 +355,7 @@ void softmetal_run(softmetal_dispatch *d) {
     uint64_t count = (uint64_t)d->grid_groups.x * d->grid_groups.y * d->grid_groups.z;
     w->dispatch = d;
     w->random = d->seed * 2654435761u | 1;
-    w->last_range = NULL;
+    w->last_region = NULL;
     w->failure_pc = NULL;
     memcpy(w->buffers, d->buffers, sizeof w->buffers);
     w->group.buffers = w->buffers;
@@ -348,7 +363,7 @@ void softmetal_run(softmetal_dispatch *d) {
     w->group.dispatch_size = d->group_size;
     w->group.grid_groups = d->grid_groups;
     w->group.grid_threads = d->grid_threads;
-    if (d->checked) softmetal_prepare_checks(w);
+    if (d->checked) w->dispatch_epoch = softmetal_next_epoch();
 
     while (!__atomic_load_n(&d->failed, __ATOMIC_ACQUIRE)) {
         uint64_t n = __atomic_fetch_add(&d->next_group, 1, __ATOMIC_RELAXED);

@@ -27,17 +27,22 @@ struct Dispatch {
     let pipeline: SoftComputePipelineState
     let arguments: [Argument?]
     let threadgroupLengths: [Int]
-    let resident: [SoftBuffer]
+    let resident: [(buffer: SoftBuffer, usage: MTLResourceUsage)]
+    let extents: Extents
     let grid: Grid
     let groupSize: MTLSize
 
-    /// Runs the kernel. Returns a message if it failed.
-    func run(configuration: Configuration) -> String? {
+    /// What became of it. `touched` is known for checked runs only.
+    struct Outcome {
+        var failure: String?
+        var touched: [Touch] = []
+    }
+
+    func run(configuration: Configuration) -> Outcome {
         let (groups, threads) = gridSize()
         let groupCount = groups.width * groups.height * groups.depth
-        if groupCount == 0 { return nil }
+        if groupCount == 0 { return Outcome() }
 
-        let ranges = memoryRanges()
         let addresses = arguments.map { argument -> UnsafeMutableRawPointer? in
             switch argument {
             case .buffer(let buffer, let offset): buffer.address + offset
@@ -56,24 +61,20 @@ struct Dispatch {
             dispatch.order = configuration.order
             dispatch.seed = configuration.seed
             dispatch.allow_divergent_simd = configuration.allowsDivergentSIMD
-            dispatch.checked = configuration.checksMemory
-            dispatch.range_count = ranges.count
+            dispatch.checked = configuration.checks
             (dispatch.image_start, dispatch.image_end) = (image.lowerBound, image.upperBound)
-
-            // Small grids are not worth the hand-over to other threads.
-            let groupThreads = groupSize.width * groupSize.height * groupSize.depth
-            let workers = min(configuration.workers, groupCount, max(1, groupCount * groupThreads / 512))
-            addresses.withUnsafeBufferPointer { addresses in
+            return addresses.withUnsafeBufferPointer { addresses in
                 threadgroupLengths.withUnsafeBufferPointer { lengths in
-                    ranges.withUnsafeBufferPointer { ranges in
-                        dispatch.buffers = addresses.baseAddress
-                        dispatch.threadgroup_lengths = lengths.baseAddress
-                        dispatch.ranges = ranges.baseAddress
-                        run(&dispatch, workers: workers)
-                    }
+                    dispatch.buffers = addresses.baseAddress
+                    dispatch.threadgroup_lengths = lengths.baseAddress
+                    if configuration.checks { return runChecked(&dispatch, configuration) }
+                    // Small grids are not worth the hand-over to other threads.
+                    let groupThreads = groupSize.width * groupSize.height * groupSize.depth
+                    let workers = min(configuration.workers, groupCount, max(1, groupCount * groupThreads / 512))
+                    run(&dispatch, workers: workers)
+                    return Outcome(failure: failure(of: &dispatch))
                 }
             }
-            return dispatch.failed == 0 ? nil : message(of: &dispatch)
         }
     }
 
@@ -81,6 +82,24 @@ struct Dispatch {
         if workers == 1 { return softmetal_run(dispatch) }
         nonisolated(unsafe) let dispatch = dispatch
         DispatchQueue.concurrentPerform(iterations: workers) { _ in softmetal_run(dispatch) }
+    }
+
+    private func runChecked(_ dispatch: inout softmetal_dispatch, _ configuration: Configuration) -> Outcome {
+        var bindings: [softmetal_binding]
+        do {
+            bindings = try self.bindings(allowsUndeclared: configuration.allowsUndeclared)
+        } catch {
+            return Outcome(failure: "\(pipeline.function.name): \(error)")
+        }
+        let names = bindings.map { strdup(pipeline.function.kernel.bufferNames[Int($0.index)] ?? "") }
+        defer { for name in names { free(name) } }
+        for (i, name) in names.enumerated() { bindings[i].name = UnsafePointer(name) }
+        bindings.withUnsafeMutableBufferPointer {
+            dispatch.bindings = $0.baseAddress
+            dispatch.binding_count = $0.count
+            softmetal_run_checked(&dispatch)
+        }
+        return Outcome(failure: failure(of: &dispatch), touched: bindings.flatMap(touches))
     }
 
     private func gridSize() -> (groups: MTLSize, threads: MTLSize) {
@@ -103,25 +122,11 @@ struct Dispatch {
         }
     }
 
-    /// What the kernel may touch: the whole of each buffer, not only what follows the offset.
-    private func memoryRanges() -> [softmetal_range] {
-        var ranges: [softmetal_range] = []
-        for (index, argument) in arguments.enumerated() {
-            switch argument {
-            case .buffer(let buffer, _):
-                ranges.append(softmetal_range(start: buffer.address, length: buffer.length, index: Int32(index)))
-            case .bytes(let bytes):
-                ranges.append(softmetal_range(start: bytes.address, length: bytes.length, index: Int32(index)))
-            case nil: break
-            }
-        }
-        for buffer in resident { ranges.append(softmetal_range(start: buffer.address, length: buffer.length, index: -1)) }
-        return ranges
-    }
-
-    private func message(of dispatch: inout softmetal_dispatch) -> String {
+    private func failure(of dispatch: inout softmetal_dispatch) -> String? {
+        guard dispatch.failed != 0 else { return nil }
+        let capacity = MemoryLayout.size(ofValue: dispatch.message)
         let text = withUnsafePointer(to: &dispatch.message) {
-            $0.withMemoryRebound(to: CChar.self, capacity: 512) { String(cString: $0) }
+            $0.withMemoryRebound(to: CChar.self, capacity: capacity) { String(cString: $0) }
         }
         guard let pc = dispatch.failure_pc else { return text }
         return text + (pipeline.function.library.sourceLine(of: pc).map { " (\($0))" } ?? "")
@@ -130,17 +135,4 @@ struct Dispatch {
 
 extension softmetal_size {
     init(_ size: MTLSize) { self.init(x: UInt32(size.width), y: UInt32(size.height), z: UInt32(size.depth)) }
-}
-
-extension LoadedLibrary {
-    /// `file:line` of a code address, if addr2line is installed.
-    func sourceLine(of address: UnsafeRawPointer) -> String? {
-        // The address follows the call; one byte before it belongs to the call.
-        let offset = "0x" + String(address - image.lowerBound - 1, radix: 16)
-        let scratch = (path as NSString).deletingLastPathComponent
-        guard let result = try? Subprocess.run("addr2line", ["-e", path, offset], scratch: scratch),
-            let line = result.output.split(separator: "/").last, !line.hasPrefix("?")
-        else { return nil }
-        return line.trimmingCharacters(in: .whitespacesAndNewlines)
-    }
 }

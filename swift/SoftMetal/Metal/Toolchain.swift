@@ -60,18 +60,21 @@ struct Toolchain {
             // Round every half operation, as a GPU does; the default keeps intermediate results in float.
             "-Xclang", "-ffloat16-excess-precision=none",
             "-ffp-contract=" + (options.mathMode == .safe ? "off" : "fast"),
-            "-Wno-everything", "-I", try includeDirectory(),
+            "-Wno-everything", "-Werror=return-type", "-Werror=uninitialized", "-Werror=sometimes-uninitialized", "-I", try includeDirectory(),
         ]
         #if arch(x86_64)
         arguments.append("-march=x86-64-v3")  // a fixed baseline, so that results do not depend on the machine
         #elseif arch(arm64)
         arguments.append("-march=armv8.2-a+fp16")
         #endif
-        if configuration.checksMemory {
+        if configuration.checks {
             // The sanitizer's calls, without its run time; wide vector accesses would not be reported.
-            arguments += ["-O1", "-g1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread", "-DMSL_CHECKS"]
+            arguments += ["-O1", "-g1", "-fno-vectorize", "-fno-slp-vectorize", "-DMSL_CHECKS"]
+            arguments += ["-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent"]
+            // Variables of a thread that nobody has set are NaN, or an index far outside.
+            arguments += ["-ftrivial-auto-var-init=pattern"]
             arguments += ["-fno-sanitize-link-runtime", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
-            arguments += ["-mllvm", "-tsan-instrument-atomics=0", "-include", "msl_checks.h"]
+            arguments += ["-mllvm", "-tsan-instrument-atomics=0", "-mllvm", "-tsan-instrument-read-before-write=1", "-include", "msl_checks.h"]
         } else {
             arguments += ["-O2", "-include", "msl.h"]
         }
@@ -133,59 +136,5 @@ struct Toolchain {
             b ^= b >> 29
         }
         return String(a, radix: 36) + String(b, radix: 36)
-    }
-}
-
-/// Runs a program with files as its standard streams. (Foundation's Process takes 50 ms to notice the exit.)
-enum Subprocess {
-    struct Failure: Error, CustomStringConvertible { let description: String }
-
-    static func run(
-        _ program: String, _ arguments: [String], input: String = "", scratch: String
-    ) throws -> (status: Int32, output: String, errors: String) {
-        let files = ["in", "out", "err"].map { "\(scratch)/\(UUID().uuidString).\($0)" }
-        defer { for file in files { unlink(file) } }
-        try input.write(toFile: files[0], atomically: false, encoding: .utf8)
-
-        var actions = posix_spawn_file_actions_t()
-        posix_spawn_file_actions_init(&actions)
-        defer { posix_spawn_file_actions_destroy(&actions) }
-        posix_spawn_file_actions_addopen(&actions, 0, files[0], O_RDONLY, 0)
-        posix_spawn_file_actions_addopen(&actions, 1, files[1], O_WRONLY | O_CREAT, 0o600)
-        posix_spawn_file_actions_addopen(&actions, 2, files[2], O_WRONLY | O_CREAT, 0o600)
-
-        var argv: [UnsafeMutablePointer<CChar>?] = ([program] + arguments).map { strdup($0) } + [nil]
-        defer { for argument in argv { free(argument) } }
-        var pid = pid_t()
-        let code = posix_spawnp(&pid, program, &actions, nil, &argv, environ)
-        guard code == 0 else { throw Failure(description: "cannot run \(program): \(String(cString: strerror(code)))") }
-        var status: Int32 = 0
-        while waitpid(pid, &status, 0) < 0 && errno == EINTR {}
-        func read(_ path: String) -> String { (try? String(contentsOfFile: path, encoding: .utf8)) ?? "" }
-        return (status, read(files[1]), read(files[2]))
-    }
-}
-
-/// A compiled library in memory.
-final class LoadedLibrary: @unchecked Sendable {
-    let path: String
-    private let handle: UnsafeMutableRawPointer
-
-    init(path: String) throws {
-        guard let handle = dlopen(path, RTLD_NOW | RTLD_LOCAL) else {
-            throw MTLLibraryError(code: .internal, message: String(cString: dlerror()))
-        }
-        self.path = path
-        self.handle = handle
-        symbol("softmetal_scheduler")!.storeBytes(of: softmetal_scheduler_services().pointee, as: softmetal_services.self)
-    }
-    deinit { dlclose(handle) }
-
-    func symbol(_ name: String) -> UnsafeMutableRawPointer? { dlsym(handle, name) }
-
-    /// Where the library, with its constants, is in memory.
-    var image: Range<UnsafeRawPointer> {
-        let start = symbol("softmetal_image_start")!, end = symbol("softmetal_image_end")!
-        return start.load(as: UnsafeRawPointer.self)..<end.load(as: UnsafeRawPointer.self)
     }
 }

@@ -10,13 +10,18 @@ struct Harness {
         // The tests choose their own settings.
         let environment = ProcessInfo.processInfo.environment
         var configuration = Configuration(environment: environment.filter { name, _ in
-            !name.hasPrefix("SOFTMETAL_") || name == "SOFTMETAL_CLANG" || name == "SOFTMETAL_CACHE"
+            !name.hasPrefix("SOFTMETAL_") && name != "MTL_SHADER_VALIDATION"
+                || name == "SOFTMETAL_CLANG" || name == "SOFTMETAL_CACHE"
         })
         change(&configuration)
         device = SoftDevice(configuration: configuration)
         queue = device.makeCommandQueue()!
     }
-    static let checked = Harness { $0.checksMemory = true }
+    /// Checks without declared extents.
+    static let checked = Harness {
+        $0.checks = true
+        $0.allowsUndeclared = true
+    }
 
     func buffer<T>(_ values: [T]) -> any MTLBuffer {
         values.withUnsafeBytes { device.makeBuffer(bytes: $0.baseAddress!, length: $0.count)! }

@@ -1,6 +1,6 @@
 // The binary interface between the three parts of the software GPU:
 //
-//   * compiled kernels   (C++ made from Metal source, see Sources/Metal/MSL)
+//   * compiled kernels   (C++ made from Metal source, see ../Metal/MSL)
 //   * the scheduler      (C, this target)
 //   * the `Metal` module (Swift)
 //
@@ -69,7 +69,13 @@ enum {                                   // memory flags of a barrier; values as
     SOFTMETAL_MEM_THREADGROUP = 2,
 };
 
-typedef enum softmetal_access { SOFTMETAL_READ, SOFTMETAL_WRITE, SOFTMETAL_ATOMIC } softmetal_access;
+typedef enum softmetal_access {
+    SOFTMETAL_READ,
+    SOFTMETAL_WRITE,
+    SOFTMETAL_ATOMIC_READ,
+    SOFTMETAL_ATOMIC_WRITE,
+    SOFTMETAL_ATOMIC_UPDATE,
+} softmetal_access;
 
 typedef struct softmetal_services {
     void (*threadgroup_barrier)(uint32_t memory_flags, uint32_t line);
@@ -80,6 +86,8 @@ typedef struct softmetal_services {
     void (*check_access)(const void *address, size_t size, size_t alignment, softmetal_access,
                          const void *program_counter);
     void (*fail)(const char *message);   // ends the dispatch; does not return
+    void (*misaligned)(const char *file, uint32_t line, const void *address, size_t alignment);
+    void (*fail_at)(const char *file, uint32_t line, const char *message);
 } softmetal_services;
 
 const softmetal_services *softmetal_scheduler_services(void);
@@ -92,11 +100,25 @@ typedef enum softmetal_order {              // in which order runnable threads a
     SOFTMETAL_ORDER_SHUFFLE,
 } softmetal_order;
 
-typedef struct softmetal_range {            // memory that a kernel may touch
-    const void *start;
+// What a dispatch may touch, for checked runs.
+typedef struct softmetal_binding {
+    unsigned char *start;
     size_t length;
     int32_t index;                       // [[buffer(index)]], or -1: made resident with useResource
-} softmetal_range;
+    const char *name;                    // of the kernel's parameter
+    bool reads, writes;                  // writes alone: the old content is nobody's business
+    bool isolated;                       // lies in a copy of its own, with nothing around it
+    bool fresh;                          // memory that this module made and poisoned
+    // Set by softmetal_run_checked: which bytes, from start on, were written. Empty if none were.
+    size_t written_from, written_to;
+} softmetal_binding;
+
+enum {
+    SOFTMETAL_MAX_BINDINGS = 64,
+    // What memory holds that nobody has written: NaN as float and as both of its halves.
+    SOFTMETAL_POISON = (int)0xFFA5FFD3,
+};
+void softmetal_poison(void *memory, size_t length);
 
 typedef struct softmetal_dispatch {
     softmetal_kernel kernel;
@@ -108,8 +130,8 @@ typedef struct softmetal_dispatch {
     uint32_t seed;                                      // for SOFTMETAL_ORDER_SHUFFLE
     bool allow_divergent_simd;
     bool checked;                                       // the kernel was compiled with memory checks
-    const softmetal_range *ranges;                         // what it may touch, if so
-    size_t range_count;
+    softmetal_binding *bindings;                        // what it may touch, if so
+    size_t binding_count;
     const void *image_start, *image_end;                // the kernel's own constants
 
     // Set by softmetal_run.
@@ -122,6 +144,9 @@ typedef struct softmetal_dispatch {
 // Runs threadgroups until none is left. Call it from as many OS threads at once as should work on the
 // dispatch. The caller looks at `failed` when all have returned.
 void softmetal_run(softmetal_dispatch *);
+
+// The same for a checked dispatch, on the calling thread alone.
+void softmetal_run_checked(softmetal_dispatch *);
 
 #ifdef __cplusplus
 }

@@ -36,5 +36,5 @@ MSL_EXPORT extern const void *const softmetal_image_start = __ehdr_start, *const
 #define threadgroup
 #endif
 #define thread
-#define kernel
+#define kernel static __attribute__((unused))  // a kernel without entry point is not compiled
 #define METAL_FUNC inline __attribute__((always_inline))

@@ -37,3 +37,26 @@ MSL_HOOK void *__tsan_memset(void *to, int value, size_t size) {
     softmetal_scheduler.check_access(to, size, 1, SOFTMETAL_WRITE, __builtin_return_address(0));
     return __builtin_memset(to, value, size);
 }
+
+// Undefined behaviour that a GPU would pass over: calls of -fsanitize's alignment, bounds, integer-divide-by-zero
+// and shift-exponent checks. The structs are what Clang emits for them.
+namespace msl {
+struct check_site {
+    const char *file;
+    uint line, column;
+};
+struct mismatch_site {
+    check_site site;
+    const void *type;
+    uchar log_alignment, kind;
+};
+}  // namespace msl
+#define MSL_UNDEFINED(name, arguments, message)                                                           \
+    MSL_HOOK void __ubsan_handle_##name arguments { softmetal_scheduler.fail_at(site->file, site->line, message); }
+MSL_HOOK void __ubsan_handle_type_mismatch_v1(const msl::mismatch_site *data, ulong address) {
+    softmetal_scheduler.misaligned(data->site.file, data->site.line, (const void *)address, 1ul << data->log_alignment);
+}
+MSL_UNDEFINED(out_of_bounds, (const msl::check_site *site, ulong), "an index is outside its array")
+MSL_UNDEFINED(divrem_overflow, (const msl::check_site *site, ulong, ulong), "an integer is divided by zero")
+MSL_UNDEFINED(shift_out_of_bounds, (const msl::check_site *site, ulong, ulong),
+              "a shift is as wide as its operand, or wider")

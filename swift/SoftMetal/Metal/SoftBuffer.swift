@@ -1,0 +1,60 @@
+import CSoftMetal
+import Foundation
+
+final class SoftBuffer: MTLBuffer, @unchecked Sendable {
+    static let pageSize = 16384
+
+    let length: Int
+    let address: UnsafeMutableRawPointer
+    let resourceOptions: MTLResourceOptions
+    var label: String?
+    /// Whether it was filled with what the checks recognise as never written.
+    let isPoisoned: Bool
+    private let owner: SoftDevice
+    private let release: () -> Void
+
+    /// Zeroed memory, or poisoned. Untracked memory is refused: what fences and barriers order it is not modelled.
+    /// The page after the buffer cannot be accessed, so that large overruns crash at once.
+    init?(device: SoftDevice, length: Int, options: MTLResourceOptions) {
+        let size = (length + Self.pageSize - 1) / Self.pageSize * Self.pageSize
+        guard !options.contains(.hazardTrackingModeUntracked),
+            let memory = mmap(
+                nil, size + Self.pageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+            memory != MAP_FAILED
+        else { return nil }
+        mprotect(memory + size, Self.pageSize, PROT_NONE)
+        (self.length, address, resourceOptions, owner) = (length, memory, options, device)
+        isPoisoned = device.configuration.poisons
+        if isPoisoned { softmetal_poison(memory, length) }
+        device.addAllocation(size)
+        release = {
+            munmap(memory, size + Self.pageSize)
+            device.addAllocation(-size)
+        }
+    }
+
+    init(
+        device: SoftDevice, wrapping pointer: UnsafeMutableRawPointer, length: Int, options: MTLResourceOptions,
+        deallocator: (@Sendable (UnsafeMutableRawPointer, Int) -> Void)?
+    ) {
+        (self.length, address, resourceOptions, owner) = (length, pointer, options, device)
+        isPoisoned = false
+        release = { deallocator?(pointer, length) }
+    }
+
+    deinit { release() }
+
+    var device: any MTLDevice { owner }
+    var allocatedSize: Int { length }
+    var gpuAddress: UInt64 { UInt64(UInt(bitPattern: address)) }
+    var storageMode: MTLStorageMode { MTLStorageMode(rawValue: resourceOptions.rawValue >> 4 & 0xF) ?? .shared }
+    var cpuCacheMode: MTLCPUCacheMode { MTLCPUCacheMode(rawValue: resourceOptions.rawValue & 0xF) ?? .defaultCache }
+    var hazardTrackingMode: MTLHazardTrackingMode {
+        MTLHazardTrackingMode(rawValue: resourceOptions.rawValue >> 8 & 0x3) ?? .default
+    }
+
+    func contents() -> UnsafeMutableRawPointer {
+        precondition(storageMode != .private, "contents() of a buffer with private storage")
+        return address
+    }
+}
