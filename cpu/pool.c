@@ -264,7 +264,8 @@ static bool is_deserted(const mf_task *task, uint32_t generation) {
   const uint32_t arrived = atomic_load_explicit(&dispatch->arrived, memory_order_acquire);
   const uint32_t left = count_bits(finished_members(dispatch->device)) +
                         atomic_load_explicit(&dispatch->leader_left, memory_order_acquire);
-  return arrived + left >= task->threads &&
+  // While the last one is between its arrival and the new generation, all have arrived and none has left.
+  return left > 0 && arrived + left >= task->threads &&
          atomic_load_explicit(&dispatch->generation, memory_order_acquire) == generation;
 }
 
