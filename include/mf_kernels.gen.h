@@ -587,9 +587,11 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
 #define MF_CONSTANT_MATMUL_AFFINE_BITS 1
 #define MF_CONSTANT_GATED_MATMUL_AFFINE_BITS 2
 #define MF_CONSTANT_GATED_MATMUL_AFFINE_ACTIVATION 3
-#define MF_CONSTANT_ROUTED_GATE_BITS 4
-#define MF_CONSTANT_ROUTED_GATE_ACTIVATION 5
-#define MF_CONSTANT_ROUTED_DOWN_BITS 6
+#define MF_CONSTANT_ATTENTION_F32_DH 4
+#define MF_CONSTANT_ATTENTION_F16_DH 5
+#define MF_CONSTANT_ROUTED_GATE_BITS 6
+#define MF_CONSTANT_ROUTED_GATE_ACTIVATION 7
+#define MF_CONSTANT_ROUTED_DOWN_BITS 8
 
 #ifndef __METAL_VERSION__
 static inline const char *mf_kernel_name(mf_u32 kernel) {
@@ -658,14 +660,46 @@ static inline mf_constant mf_constant_at(mf_u32 kernel, mf_u32 position) {
       {MF_KERNEL_MATMUL_AFFINE, 3, 1},  // bits
       {MF_KERNEL_GATED_MATMUL_AFFINE, 3, 2},  // bits
       {MF_KERNEL_GATED_MATMUL_AFFINE, 4, 3},  // activation
-      {MF_KERNEL_ROUTED_GATE, 8, 4},  // bits
-      {MF_KERNEL_ROUTED_GATE, 15, 5},  // activation
-      {MF_KERNEL_ROUTED_DOWN, 8, 6},  // bits
+      {MF_KERNEL_ATTENTION_F32, 3, 4},  // Dh
+      {MF_KERNEL_ATTENTION_F16, 3, 5},  // Dh
+      {MF_KERNEL_ROUTED_GATE, 8, 6},  // bits
+      {MF_KERNEL_ROUTED_GATE, 15, 7},  // activation
+      {MF_KERNEL_ROUTED_DOWN, 8, 8},  // bits
   };
   for (mf_u32 i = 0; i < sizeof constants / sizeof *constants; i++)
     if (constants[i].kernel == kernel && position-- == 0) return constants[i];
   const mf_constant none = {kernel, -1, -1};
   return none;
+}
+// From which value of which parameter on the function `<name>_wide` is run; param -1: never.
+typedef struct {
+  mf_i32 param;
+  mf_u32 least;
+} mf_wide;
+static inline mf_wide mf_wide_of(mf_u32 kernel) {
+  static const mf_wide all[] = {
+      {-1, 0},  // embed_affine
+      {-1, 0},  // rms_norm
+      {-1, 0},  // sandwich_setup
+      {-1, 0},  // sandwich_tail
+      {0, 16},  // matmul_affine
+      {0, 16},  // gated_matmul_affine
+      {-1, 0},  // rope_table
+      {-1, 0},  // qkv_epilogue_f32
+      {-1, 0},  // qkv_epilogue_f16
+      {0, 8},  // attention_f32
+      {0, 8},  // attention_f16
+      {-1, 0},  // router_topk
+      {2, 16},  // routed_gate
+      {2, 16},  // routed_down
+      {-1, 0},  // routed_reduce
+      {-1, 0},  // argmax
+      {-1, 0},  // softcap
+      {-1, 0},  // penalize
+      {-1, 0},  // candidates
+      {-1, 0},  // gumbel
+  };
+  return all[kernel];
 }
 #endif
 

@@ -143,6 +143,10 @@ function renderLookups(): string[] {
       return `      {${kernel}, ${Object.keys(params).indexOf(param)}, ${next++}},  // ${param}`;
     }),
   );
+  const wide = catalogue.map(({ name, params, wide }) => {
+    const param = wide === undefined ? -1 : Object.keys(params).indexOf(wide.param);
+    return `      {${param}, ${wide?.least ?? 0}},  // ${name}`;
+  });
   return [
     "#ifndef __METAL_VERSION__",
     "static inline const char *mf_kernel_name(mf_u32 kernel) {",
@@ -179,6 +183,17 @@ function renderLookups(): string[] {
     "  const mf_constant none = {kernel, -1, -1};",
     "  return none;",
     "}",
+    "// From which value of which parameter on the function `<name>_wide` is run; param -1: never.",
+    "typedef struct {",
+    "  mf_i32 param;",
+    "  mf_u32 least;",
+    "} mf_wide;",
+    "static inline mf_wide mf_wide_of(mf_u32 kernel) {",
+    "  static const mf_wide all[] = {",
+    ...wide,
+    "  };",
+    "  return all[kernel];",
+    "}",
     "#endif",
     "",
   ];
@@ -190,7 +205,7 @@ function renderConstantIndices(): string[] {
   return catalogue.flatMap(({ name, constants = [] }) =>
     constants.map(
       (param) =>
-        `#define MF_CONSTANT_${name.toUpperCase()}_${snake(param).toUpperCase()} ${next++}`,
+        `#define MF_CONSTANT_${name.toUpperCase()}_${snakeParam(param).toUpperCase()} ${next++}`,
     ),
   );
 }

@@ -29,6 +29,11 @@ const STEPS: readonly Step[] = [
     command: [BUN, "scripts/gen-kernels.ts", "--check"],
     remedy: "run `bun run gen`",
   },
+  {
+    name: "shaders",
+    command: [BUN, "scripts/gen-shaders.ts", "--check"],
+    remedy: "run `bun run gen`",
+  },
   { name: "tests", command: [BUN, "test"], remedy: "mend the tests that failed above" },
 ];
 

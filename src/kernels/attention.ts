@@ -1,4 +1,7 @@
-import { defineKernel, type Dtype, perUnit, read, update, write } from "./spec.ts";
+import { defineKernel, type Dtype, perCell, read, update, write } from "./spec.ts";
+
+/** From so many tokens on a grid device attends tiles of 32 rows that share keys and values. */
+const WIDE_QUERIES_LEAST = 8;
 
 /** Cosines and sines of the rotary positions `position .. position + T - 1`. */
 export const ropeTable = defineKernel({
@@ -7,7 +10,7 @@ export const ropeTable = defineKernel({
     "table[t, n] = (cos a, sin a); a = float32(float32(position + t) * frequencies[n]), full reduction",
   buffers: { frequencies: read("f32", "[N]"), table: write("f32", "[T, N, 2]") },
   params: { T: "u32", N: "u32", position: "u32" },
-  grid: ({ T }) => perUnit(T),
+  grid: ({ T, N }) => perCell(Math.ceil(N / 256), T, 256),
   tolerance: () => ({ atol: 2e-7, rtol: 0 }),
 });
 
@@ -42,7 +45,7 @@ const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
       position: "u32",
       eps: "f32",
     },
-    grid: ({ T, H, Hkv }) => perUnit(T * (H + 2 * Hkv), 32),
+    grid: ({ T, H, Hkv }) => perCell(Math.ceil((H + 2 * Hkv) / 4), T, 128),
     tolerance: () => (dtype === "f32" ? { atol: 1e-6, rtol: 3e-6 } : { atol: 1e-6, rtol: 6e-4 }),
   });
 
@@ -76,8 +79,13 @@ const attention = (dtype: Extract<Dtype, "f32" | "f16">) =>
       window: "u32",
       scale: "f32",
     },
-    grid: ({ T, H }) => perUnit(T * H),
+    grid: ({ T, H, Hkv }) =>
+      T < WIDE_QUERIES_LEAST
+        ? perCell(H, T, 512)
+        : perCell(Math.ceil((T * H) / Hkv / 32), Hkv, 256),
     tolerance: () => ({ atol: 2e-6, rtol: 5e-6 }),
+    constants: ["Dh"],
+    wide: { param: "T", least: WIDE_QUERIES_LEAST },
   });
 
 export const attentionF32 = attention("f32");

@@ -1,4 +1,7 @@
-import { defineKernel, perUnit, productTolerance, read, write } from "./spec.ts";
+import { defineKernel, perCell, productTolerance, read, write } from "./spec.ts";
+
+/** From so many tokens on a grid device multiplies tiles of tokens, in which weights are unpacked once. */
+export const WIDE_TOKENS_LEAST = 16;
 
 /**
  * Product with an affine-quantised matrix (groups of 64 along the input axis; 4 bits: element 2m in the
@@ -15,9 +18,13 @@ export const matmulAffine = defineKernel({
     y: write("f32", "[T, O]"),
   },
   params: { T: "u32", I: "u32", O: "u32", bits: "u32", activationBits: "u32" },
-  grid: ({ T, O }) => perUnit(Math.ceil(O / 8) * T),
+  grid: ({ T, O }) =>
+    T < WIDE_TOKENS_LEAST
+      ? perCell(Math.ceil(O / 8), T, 64)
+      : perCell(Math.ceil(T / 32), Math.ceil(O / 64), 128),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
   constants: ["bits"],
+  wide: { param: "T", least: WIDE_TOKENS_LEAST },
 });
 
 /** Gate and up projections of a gated feed-forward network with the activation between them. */
@@ -42,7 +49,11 @@ export const gatedMatmulAffine = defineKernel({
     activation: "u32",
     activationBits: "u32",
   },
-  grid: ({ T, F }) => perUnit(Math.ceil(F / 8) * T),
+  grid: ({ T, F }) =>
+    T < WIDE_TOKENS_LEAST
+      ? perCell(Math.ceil(F / 8), T, 64)
+      : perCell(Math.ceil(T / 32), Math.ceil(F / 32), 128),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
   constants: ["bits", "activation"],
+  wide: { param: "T", least: WIDE_TOKENS_LEAST },
 });

@@ -1,4 +1,5 @@
-import { defineKernel, perUnit, productTolerance, read, write } from "./spec.ts";
+import { WIDE_TOKENS_LEAST } from "./matmul.ts";
+import { defineKernel, perCell, perUnit, productTolerance, read, write } from "./spec.ts";
 
 /**
  * The K largest router scores of each token (ties: the lower expert), in descending order, and their
@@ -56,9 +57,11 @@ export const routedGate = defineKernel({
     activation: "u32",
     activationBits: "u32",
   },
-  grid: ({ A, F }) => perUnit(A * Math.ceil(F / 8)),
+  grid: ({ T, A, F }) =>
+    T < WIDE_TOKENS_LEAST ? perCell(Math.ceil(F / 8), A, 64) : perCell(Math.ceil(F / 32), A, 128),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
   constants: ["bits", "activation"],
+  wide: { param: "T", least: WIDE_TOKENS_LEAST },
 });
 
 /** The down projection of the same lists. */
@@ -87,9 +90,11 @@ export const routedDown = defineKernel({
     biases: "u32",
     activationBits: "u32",
   },
-  grid: ({ A, D }) => perUnit(A * Math.ceil(D / 8)),
+  grid: ({ T, A, D }) =>
+    T < WIDE_TOKENS_LEAST ? perCell(Math.ceil(D / 8), A, 64) : perCell(Math.ceil(D / 64), A, 128),
   tolerance: ({ activationBits }) => productTolerance(activationBits),
   constants: ["bits"],
+  wide: { param: "T", least: WIDE_TOKENS_LEAST },
 });
 
 /** The weighted sum of a token's experts in rank order. */
@@ -102,6 +107,6 @@ export const routedReduce = defineKernel({
     y: write("f32", "[T, D]"),
   },
   params: { T: "u32", K: "u32", D: "u32" },
-  grid: ({ T }) => perUnit(T),
+  grid: ({ T, D }) => perCell(Math.ceil(D / 256), T, 256),
   tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
 });

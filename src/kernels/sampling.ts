@@ -9,7 +9,7 @@ export const argmax = defineKernel({
   formula: "result[t] = (argmax of the finite logits[t], number of logits that are not finite)",
   buffers: { logits: read("f32", "[T, V]"), result: write("u32", "[T, 2]") },
   params: { T: "u32", V: "u32" },
-  grid: ({ T }) => perUnit(T),
+  grid: ({ T }) => perUnit(T, 1024),
   tolerance: () => ({ atol: 0, rtol: 0 }),
 });
 
@@ -30,7 +30,7 @@ export const penalize = defineKernel({
     "logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty for id in ids",
   buffers: { logits: update("f32", "[V]"), ids: read("u32", "[N]") },
   params: { V: "u32", N: "u32", penalty: "f32" },
-  grid: ({ N }) => perUnit(Math.ceil(N / 256)),
+  grid: () => perUnit(1),
   tolerance: () => ({ atol: 0, rtol: 2e-7 }),
 });
 
@@ -50,7 +50,7 @@ export const candidates = defineKernel({
     mass: write("f32", "[3]"),
   },
   params: { V: "u32", C: "u32" },
-  grid: ({ V }) => perUnit(Math.ceil(V / 1024)),
+  grid: () => perUnit(1, 1024),
   tolerance: () => ({ atol: 0, rtol: 1e-5 }),
 });
 
@@ -65,6 +65,6 @@ export const gumbel = defineKernel({
     "result = (argmax_v (logits[v] - ln sum_u exp logits[u]) / temperature + g(v), not finite)",
   buffers: { logits: read("f32", "[V]"), result: write("u32", "[2]") },
   params: { V: "u32", temperature: "f32", keyLow: "u32", keyHigh: "u32" },
-  grid: ({ V }) => perUnit(Math.ceil(V / 1024)),
+  grid: () => perUnit(1, 1024),
   tolerance: () => ({ atol: 0, rtol: 0 }),
 });

@@ -48,6 +48,17 @@ export interface KernelSpec<B extends Buffers = Buffers, P extends Params = Para
    * their own: few values occur, and loops and branches depend on them.
    */
   readonly constants?: readonly (keyof P & string)[];
+  /**
+   * From which value of a parameter on a grid device runs a second function, `<name>_wide`, made for many
+   * rows at a time: its registers and its threadgroup memory are its own. `grid` divides accordingly.
+   */
+  readonly wide?: Wide<keyof P & string>;
+}
+
+/** The parameter that counts a dispatch's rows, and how many make it wide. */
+export interface Wide<P extends string = string> {
+  readonly param: P;
+  readonly least: number;
 }
 
 /** A kernel whose argument names are not known statically. */
@@ -59,6 +70,7 @@ export interface AnyKernel {
   readonly grid: (params: never) => Grid;
   readonly tolerance: (params: never) => Tolerance;
   readonly constants?: readonly string[];
+  readonly wide?: Wide;
 }
 
 export const ELEMENT_BYTES: Readonly<Record<Dtype, number>> = {
@@ -156,6 +168,12 @@ export function defineKernel<const B extends Buffers, const P extends Params>(
 /** One threadgroup of `threads` for each of `groups` units of work. */
 export const perUnit = (groups: number, threads = 256): Grid => ({
   groups: [groups, 1, 1],
+  threads: [threads, 1, 1],
+});
+
+/** One threadgroup of `threads` for each of `columns` times `rows` cells; columns are neighbours. */
+export const perCell = (columns: number, rows: number, threads: number): Grid => ({
+  groups: [columns, rows, 1],
   threads: [threads, 1, 1],
 });
 

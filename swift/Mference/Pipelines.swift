@@ -12,6 +12,7 @@ final class Pipelines: @unchecked Sendable {
   private struct Key: Hashable {
     let kernel: UInt32
     let constants: [UInt32]
+    let isWide: Bool
   }
 
   init(_ device: any MTLDevice) throws {
@@ -33,8 +34,12 @@ final class Pipelines: @unchecked Sendable {
     let constants = Self.constants(of: kernel).map { constant in
       params.load(fromByteOffset: 4 * Int(constant.param), as: UInt32.self)
     }
+    let wide = mf_wide_of(kernel)
+    let isWide =
+      wide.param >= 0
+      && params.load(fromByteOffset: 4 * Int(wide.param), as: UInt32.self) >= wide.least
     return try lock.withLock {
-      let key = Key(kernel: kernel, constants: constants)
+      let key = Key(kernel: kernel, constants: constants, isWide: isWide)
       if let known = made[key] { return known }
       let pipeline = try make(key)
       made[key] = pipeline
@@ -43,7 +48,7 @@ final class Pipelines: @unchecked Sendable {
   }
 
   private func make(_ key: Key) throws -> any MTLComputePipelineState {
-    let name = String(cString: mf_kernel_name(key.kernel))
+    let name = String(cString: mf_kernel_name(key.kernel)) + (key.isWide ? "_wide" : "")
     do {
       let values = MTLFunctionConstantValues()
       for (constant, value) in zip(Self.constants(of: key.kernel), key.constants) {

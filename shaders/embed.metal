@@ -1,0 +1,32 @@
+#include <metal_stdlib>
+#include "../include/mf_kernels.gen.h"
+#include "common/affine.h"
+#include "common/group.h"
+using namespace metal;
+
+constant uint embed_bits [[function_constant(MF_CONSTANT_EMBED_AFFINE_BITS)]];
+
+// y[t, d] = (scale[id, d / 64] * code[id, d] + bias[id, d / 64]) * multiplier; id = ids[t]
+// Source: the layout of MLX checkpoints. A threadgroup for each token, four columns a thread. An id outside
+// the table gives NaN. Tolerance 3e-7 of the largest value.
+kernel void embed_affine(device const uint *ids [[buffer(MF_EMBED_AFFINE_IDS)]],
+                         device const ushort *codes [[buffer(MF_EMBED_AFFINE_CODES)]],
+                         device const ushort *scales [[buffer(MF_EMBED_AFFINE_SCALES)]],
+                         device const ushort *biases [[buffer(MF_EMBED_AFFINE_BIASES)]],
+                         device float *y [[buffer(MF_EMBED_AFFINE_Y)]],
+                         constant mf_embed_affine_params &p [[buffer(MF_EMBED_AFFINE_PARAMS)]],
+                         uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const affine_shape shape = {p.D, embed_bits};
+  const uint id = ids[t];
+  const bool is_known = id < p.V;
+  const affine_rows row = rows_from(affine_rows{codes, scales, biases}, shape, is_known ? id : 0);
+  device packed_float4 *out = (device packed_float4 *)(y + ulong(t) * p.D);
+  for (uint i = at.index; i < p.D / 4; i += at.threads) {
+    const float4 scale = float4(from_bf16(row.scales[i / 16]));
+    const float4 bias = float4(from_bf16(row.biases[i / 16]));
+    const float4 code = shape.bits == 4 ? four_codes(row.codes[i]) : four_codes(row.codes[2 * i], row.codes[2 * i + 1]);
+    const float4 value = fma(scale, code, bias) * p.multiplier;
+    out[i] = packed_float4(is_known ? value : float4(not_a_number()));
+  }
+}

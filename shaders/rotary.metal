@@ -1,0 +1,142 @@
+#include <metal_stdlib>
+#include "../include/mf_kernels.gen.h"
+#include "common/group.h"
+#include "common/numbers.h"
+using namespace metal;
+
+// Cosine and sine of an angle from 0 to a million. The multiple of pi / 2 is taken off in three parts by
+// fused multiply-adds, the first of which is exact, so that large angles lose nothing; then Taylor's
+// polynomials on |r| <= pi / 4. Error below 1.2e-7; a library's sine may be off by more than the tolerance.
+static inline float2 cosine_and_sine(float angle) {
+  const float n = rint(angle * 0.636619772f);
+  float r = fma(-n, 1.57079637f, angle);
+  r = fma(-n, -4.37113883e-8f, r);
+  r = fma(-n, -1.71512451e-15f, r);
+  const float s = r * r;
+  float sine = fma(s, 2.75573192e-6f, -1.98412698e-4f);
+  sine = fma(s, sine, 8.33333333e-3f);
+  sine = fma(s, sine, -1.66666667e-1f);
+  sine = fma(s * r, sine, r);
+  float cosine = fma(s, -2.75573192e-7f, 2.48015873e-5f);
+  cosine = fma(s, cosine, -1.38888889e-3f);
+  cosine = fma(s, cosine, 4.16666667e-2f);
+  cosine = fma(s, cosine, -0.5f);
+  cosine = fma(s, cosine, 1.0f);
+  const uint quadrant = uint(int(n)) & 3u;
+  const float2 turned = (quadrant & 1u) != 0u ? float2(sine, cosine) : float2(cosine, sine);
+  const float cosine_sign = quadrant == 1u || quadrant == 2u ? -1.0f : 1.0f;
+  const float sine_sign = quadrant >= 2u ? -1.0f : 1.0f;
+  return turned * float2(cosine_sign, sine_sign);
+}
+
+// table[t, n] = (cos a, sin a); a = float32(float32(position + t) * frequencies[n])
+// A thread for each pair; the grid is (blocks of 256 pairs, tokens). Tolerance 2e-7.
+kernel void rope_table(device const float *frequencies [[buffer(MF_ROPE_TABLE_FREQUENCIES)]],
+                       device packed_float2 *table [[buffer(MF_ROPE_TABLE_TABLE)]],
+                       constant mf_rope_table_params &p [[buffer(MF_ROPE_TABLE_PARAMS)]],
+                       uint3 position [[thread_position_in_grid]]) {
+  const uint n = position.x, t = position.y;
+  if (n >= p.N) return;
+  table[ulong(t) * p.N + n] = packed_float2(cosine_and_sine(float(p.position + t) * frequencies[n]));
+}
+
+// One head of a SIMD-group: x * rsqrt(mean(x^2) + eps) * weight, its first 2 N components rotated by `pairs`.
+// A lane reads in both passes what it writes, so that `to` may be `from`.
+template <typename E, typename P>
+static inline void write_head(device const float *from, device const ushort *weight, device const float *pairs,
+                              device E *to, uint N, constant P &p, uint lane) {
+  float squares = 0.0f;
+  for (uint i = lane; i < N; i += 32) {
+    squares = fma(from[i], from[i], squares);
+    squares = fma(from[i + N], from[i + N], squares);
+  }
+  for (uint i = 2 * N + lane; i < p.Dh; i += 32) squares = fma(from[i], from[i], squares);
+  const float factor = precise::rsqrt(simd_sum(squares) / float(p.Dh) + p.eps);
+  for (uint i = lane; i < N; i += 32) {
+    const float a = from[i] * factor * from_bf16(weight[i]);
+    const float b = from[i + N] * factor * from_bf16(weight[i + N]);
+    const float cosine = pairs[2 * i], sine = pairs[2 * i + 1];
+    to[i] = E(fma(a, cosine, -(b * sine)));
+    to[i + N] = E(fma(b, cosine, a * sine));
+  }
+  for (uint i = 2 * N + lane; i < p.Dh; i += 32) to[i] = E(from[i] * factor * from_bf16(weight[i]));
+}
+
+// The values' heads: a norm without weights, nothing rotates.
+template <typename E, typename P>
+static inline void write_value(device const float *from, device E *to, constant P &p, uint lane) {
+  float squares = 0.0f;
+  for (uint i = lane; i < p.Dh; i += 32) squares = fma(from[i], from[i], squares);
+  const float factor = precise::rsqrt(simd_sum(squares) / float(p.Dh) + p.eps);
+  for (uint i = lane; i < p.Dh; i += 32) to[i] = E(from[i] * factor);
+}
+
+template <typename E>
+struct qkv_buffers {
+  device float *q;
+  device const float *k;
+  device const float *v;
+  device const ushort *q_norm;
+  device const ushort *k_norm;
+  device const float *table;
+  device E *keys;
+  device E *values;
+};
+
+// Heads 0 .. H - 1 of a token are queries, then Hkv keys, then Hkv values.
+template <typename E, typename P>
+static inline void epilogue_head(qkv_buffers<E> b, uint head, uint t, constant P &p, uint lane) {
+  device const float *pairs = b.table + ulong(t) * p.N * 2;
+  if (head < p.H) {
+    device float *q = b.q + (ulong(t) * p.H + head) * p.Dh;
+    write_head(q, b.q_norm, pairs, q, p.N, p, lane);
+    return;
+  }
+  const uint g = (head - p.H) % p.Hkv;
+  const ulong from = (ulong(t) * p.Hkv + g) * p.Dh;
+  const ulong to = ((ulong(p.position) + t) % p.R * p.Hkv + g) * p.Dh;
+  if (head < p.H + p.Hkv) {
+    write_head(b.k + from, b.k_norm, pairs, b.keys + to, p.N, p, lane);
+  } else {
+    write_value(b.v + from, b.values + to, p, lane);
+  }
+}
+
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = N(v[t, g]; 1);
+// slot = (position + t) mod R; component i pairs with i + N.
+// Sources: arXiv 1910.07467, arXiv 2104.09864. A SIMD-group for each head; the grid is (heads in fours,
+// tokens). Tolerance 1e-6 and 3e-6 of the largest value.
+kernel void qkv_epilogue_f32(device float *q [[buffer(MF_QKV_EPILOGUE_F32_Q)]],
+                             device const float *k [[buffer(MF_QKV_EPILOGUE_F32_K)]],
+                             device const float *v [[buffer(MF_QKV_EPILOGUE_F32_V)]],
+                             device const ushort *q_norm [[buffer(MF_QKV_EPILOGUE_F32_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QKV_EPILOGUE_F32_K_NORM)]],
+                             device const float *table [[buffer(MF_QKV_EPILOGUE_F32_TABLE)]],
+                             device float *keys [[buffer(MF_QKV_EPILOGUE_F32_KEYS)]],
+                             device float *values [[buffer(MF_QKV_EPILOGUE_F32_VALUES)]],
+                             constant mf_qkv_epilogue_f32_params &p [[buffer(MF_QKV_EPILOGUE_F32_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+// The same into a cache of half precision, rounded to nearest even. Tolerance 6e-4 of the largest value.
+kernel void qkv_epilogue_f16(device float *q [[buffer(MF_QKV_EPILOGUE_F16_Q)]],
+                             device const float *k [[buffer(MF_QKV_EPILOGUE_F16_K)]],
+                             device const float *v [[buffer(MF_QKV_EPILOGUE_F16_V)]],
+                             device const ushort *q_norm [[buffer(MF_QKV_EPILOGUE_F16_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QKV_EPILOGUE_F16_K_NORM)]],
+                             device const float *table [[buffer(MF_QKV_EPILOGUE_F16_TABLE)]],
+                             device half *keys [[buffer(MF_QKV_EPILOGUE_F16_KEYS)]],
+                             device half *values [[buffer(MF_QKV_EPILOGUE_F16_VALUES)]],
+                             constant mf_qkv_epilogue_f16_params &p [[buffer(MF_QKV_EPILOGUE_F16_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
