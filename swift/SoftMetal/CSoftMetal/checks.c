@@ -221,7 +221,7 @@ static void check_declared(const access *a, const region *r, bool *may_read_old)
     if (updates(a->kind) && !may_write) report_read_only(a, holder, origin);
 }
 
-// Buffers that this module made are full of poison until somebody writes to them.
+// What nobody has written is poison in the copy.
 static void check_poison(const access *a, const region *r) {
     uintptr_t from = (uintptr_t)a->address / 4 * 4, to = (uintptr_t)a->address + a->size;
     uintptr_t start = (uintptr_t)r->memory.start, end = start + r->memory.length;

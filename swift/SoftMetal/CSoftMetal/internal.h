@@ -126,6 +126,12 @@ shadow_byte *softmetal_arena_shadow(void);
 const region *softmetal_region_of(const void *address);
 const region *softmetal_region_near(const void *address, ptrdiff_t *offset);
 
+// Bytes that nobody has written (fresh.c).
+void softmetal_poison(void *memory, size_t length);
+bool softmetal_fresh_copy(unsigned char *copy, const unsigned char *origin, size_t length, bool is_written);
+void softmetal_fresh_mark_written(const void *address);
+void softmetal_fresh_forget(const void *start, size_t length);
+
 // Saves the callee-saved registers and the stack pointer, continues on another stack (fiber.c).
 void softmetal_switch(void **save_stack_pointer, void *load_stack_pointer);
 // A stack pointer that makes softmetal_switch enter `entry` on a fresh stack.

@@ -113,9 +113,12 @@ static bool is_isolated(const softmetal_dispatch *d, const region *r) {
     return true;
 }
 
-// The content of a copy: that of the original, or poison where only writing is declared.
+// The content of a copy: that of the original, and poison where the original is fresh or where only
+// writing is declared.
 static void fill(const softmetal_dispatch *d, region *r) {
-    memcpy(r->memory.start, r->origin, r->memory.length);
+    bool is_written = any_writes(d, r);
+    if (r->fresh) r->fresh = softmetal_fresh_copy(r->memory.start, r->origin, r->memory.length, is_written);
+    else memcpy(r->memory.start, r->origin, r->memory.length);
     const softmetal_binding *first = &d->bindings[__builtin_ctzll(r->members)];
     bool alone = (r->members & (r->members - 1)) == 0;
     if (alone && !first->reads) softmetal_poison(r->memory.start, r->memory.length);
@@ -131,6 +134,8 @@ static void prepare(softmetal_dispatch *d, void **buffers) {
         if (is_isolated(d, r)) {
             r->memory.start = place_for(s, r->origin, r->memory.length);
             fill(d, r);
+        } else {
+            r->fresh = false;
         }
         r->memory.shadow = any_writes(d, r) ? shadow_for(s, r->memory.length) : NULL;
         for (uint64_t rest = r->members; rest; rest &= rest - 1) {
@@ -148,6 +153,7 @@ static void finish(softmetal_dispatch *d, uint32_t first_epoch) {
         for (size_t at = 0; at < r->memory.length; at++) {
             if (r->memory.shadow[at].write_epoch < first_epoch) continue;
             r->origin[at] = r->memory.start[at];
+            softmetal_fresh_mark_written(r->origin + at);
             for (uint64_t rest = r->members; rest; rest &= rest - 1) {
                 softmetal_binding *b = &d->bindings[__builtin_ctzll(rest)];
                 size_t offset = (size_t)(r->origin + at - b->start);
@@ -172,6 +178,12 @@ void softmetal_run_checked(softmetal_dispatch *d) {
     d->buffers = buffers;
     finish(d, first_epoch);
     region_count = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+void softmetal_forget(const void *start, size_t length) {
+    pthread_mutex_lock(&lock);
+    softmetal_fresh_forget(start, length);
     pthread_mutex_unlock(&lock);
 }
 

@@ -4,18 +4,6 @@
 
 #include <string.h>
 
-void softmetal_poison(void *memory, size_t length) {
-    unsigned char pattern[4];
-    const uint32_t poison = (uint32_t)SOFTMETAL_POISON;
-    memcpy(pattern, &poison, sizeof pattern);
-    // The pattern lies at multiples of four, whatever the start: reads recognise it there.
-    unsigned char *bytes = memory;
-    size_t i = 0;
-    for (; i < length && (uintptr_t)(bytes + i) % 4; i++) bytes[i] = pattern[(uintptr_t)(bytes + i) % 4];
-    for (; i + 4 <= length; i += 4) memcpy(bytes + i, pattern, 4);
-    for (; i < length; i++) bytes[i] = pattern[(uintptr_t)(bytes + i) % 4];
-}
-
 void softmetal_reset_threadgroup_memory(worker *w) {
     memset(w->variables, 0, w->variable_count * sizeof *w->variables);
     w->arena_used = w->arena_charged = 0;

@@ -13,8 +13,8 @@ struct Configuration: Sendable {
   var checks: Bool
   /// SOFTMETAL_UNDECLARED: let a checked dispatch bind buffers of which it declares no extent.
   var allowsUndeclared: Bool
-  /// SOFTMETAL_POISON: fill fresh buffers with NaN instead of zeros. On in checked runs.
-  var poisons: Bool
+  /// SOFTMETAL_FRESH: reading memory that nobody has written is an error. On in checked runs.
+  var tracksFresh: Bool
   /// SOFTMETAL_LINT: compile a second time with real address spaces and reject what only works
   /// here. On in checked runs.
   var lints: Bool
@@ -43,7 +43,7 @@ struct Configuration: Sendable {
     workers = number("SOFTMETAL_WORKERS") ?? ProcessInfo.processInfo.activeProcessorCount
     (order, seed) = Self.order(environment["SOFTMETAL_ORDER"] ?? (checks ? "shuffle" : "forward"))
     allowsUndeclared = flag("SOFTMETAL_UNDECLARED")
-    poisons = flag("SOFTMETAL_POISON", default: checks)
+    tracksFresh = flag("SOFTMETAL_FRESH", default: checks)
     lints = flag("SOFTMETAL_LINT", default: checks)
     allowsDivergentSIMD = flag("SOFTMETAL_DIVERGENT_SIMD")
     eventTimeout = number("SOFTMETAL_EVENT_TIMEOUT").map { UInt64(max(0, $0)) } ?? 30_000

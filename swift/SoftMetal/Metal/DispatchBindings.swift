@@ -28,7 +28,6 @@ extension Dispatch {
                 } else if allowsUndeclared {
                     bindings.append(
                         binding(buffer.address, buffer.length, index: index, access: .update, isolated: false))
-                    bindings[bindings.count - 1].fresh = buffer.isPoisoned
                 } else {
                     throw Undeclared(description: "a checked dispatch declares each buffer; push a debug group with "
                         + "the word '\(index):<read|write|update>:<bytes>' for '\(kernel.bufferNames[index]!)'")
@@ -58,7 +57,7 @@ extension Dispatch {
         }
         var result = binding(
             buffer.address + offset, extent.bytes, index: index, access: extent.access, isolated: true)
-        result.fresh = buffer.isPoisoned
+        result.fresh = buffer.tracksFresh
         return result
     }
 

@@ -8,12 +8,12 @@ final class SoftBuffer: MTLBuffer, @unchecked Sendable {
     let address: UnsafeMutableRawPointer
     let resourceOptions: MTLResourceOptions
     var label: String?
-    /// Whether it was filled with what the checks recognise as never written.
-    let isPoisoned: Bool
+    /// Whether checked runs look for pages of it that nobody has written.
+    let tracksFresh: Bool
     private let owner: SoftDevice
     private let release: () -> Void
 
-    /// Zeroed memory, or poisoned. Untracked memory is refused: what fences and barriers order it is not modelled.
+    /// Zeroed memory. Untracked memory is refused: what fences and barriers order it is not modelled.
     /// The page after the buffer cannot be accessed, so that large overruns crash at once.
     init?(device: SoftDevice, length: Int, options: MTLResourceOptions) {
         let size = (length + Self.pageSize - 1) / Self.pageSize * Self.pageSize
@@ -24,10 +24,11 @@ final class SoftBuffer: MTLBuffer, @unchecked Sendable {
         else { return nil }
         mprotect(memory + size, Self.pageSize, PROT_NONE)
         (self.length, address, resourceOptions, owner) = (length, memory, options, device)
-        isPoisoned = device.configuration.poisons
-        if isPoisoned { softmetal_poison(memory, length) }
+        let tracksFresh = device.configuration.tracksFresh && softmetal_is_anonymous(memory, size)
+        self.tracksFresh = tracksFresh
         device.addAllocation(size)
         release = {
+            if tracksFresh { softmetal_forget(memory, size) }
             munmap(memory, size + Self.pageSize)
             device.addAllocation(-size)
         }
@@ -38,8 +39,12 @@ final class SoftBuffer: MTLBuffer, @unchecked Sendable {
         deallocator: (@Sendable (UnsafeMutableRawPointer, Int) -> Void)?
     ) {
         (self.length, address, resourceOptions, owner) = (length, pointer, options, device)
-        isPoisoned = false
-        release = { deallocator?(pointer, length) }
+        let tracksFresh = device.configuration.tracksFresh && softmetal_is_anonymous(pointer, length)
+        self.tracksFresh = tracksFresh
+        release = {
+            if tracksFresh { softmetal_forget(pointer, length) }
+            deallocator?(pointer, length)
+        }
     }
 
     deinit { release() }

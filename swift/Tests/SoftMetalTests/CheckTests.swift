@@ -7,7 +7,7 @@ import Testing
 /// checked run with the line of the source and the name of the buffer.
 
 private let strict = Harness { $0.checks = true }
-private let poisoned = Harness { $0.checks = true; $0.poisons = true }
+private let tracking = Harness { $0.checks = true; $0.tracksFresh = true }
 
 /// A kernel with an input, an output and a threadgroup's worth of positions. The body is at line 7.
 private func kernel(_ body: String) -> String {
@@ -126,27 +126,44 @@ private func kernel(_ body: String) -> String {
       .contains("outside 't', at byte 256 of 256"))
   }
 
-  @Test func freshMemory() throws {
-    func run(_ encode: (any MTLBuffer) -> Void) -> String {
-      let fresh = poisoned.device.makeBuffer(length: 256)!, out = poisoned.buffer(of: Float.self, count: 64)
-      encode(fresh)
-      return failure {
-        let pipeline = try poisoned.pipeline(kernel("y[i] = x[i];"))
-        try poisoned.encode { encoder in
-          encoder.pushDebugGroup("0:read:256 1:write:256")
-          encoder.setComputePipelineState(pipeline)
-          encoder.setBuffer(fresh, offset: 0, index: 0)
-          encoder.setBuffer(out, offset: 0, index: 1)
-          encoder.dispatchThreadgroups(
-            MTLSizeMake(1, 1, 1), threadsPerThreadgroup: MTLSizeMake(64, 1, 1))
-        }
+  /// Copies 64 floats; both buffers from byte 0 on.
+  private func copy(_ from: any MTLBuffer, to: any MTLBuffer, from offset: Int = 0, bytes: Int = 256) -> String {
+    failure {
+      let pipeline = try tracking.pipeline(kernel("y[i] = x[i];"))
+      try tracking.encode { encoder in
+        encoder.pushDebugGroup("0:read:\(bytes) 1:update:\(bytes)")
+        encoder.setComputePipelineState(pipeline)
+        encoder.setBuffer(from, offset: offset, index: 0)
+        encoder.setBuffer(to, offset: 0, index: 1)
+        encoder.dispatchThreadgroups(
+          MTLSizeMake(1, 1, 1), threadsPerThreadgroup: MTLSizeMake(bytes / 4, 1, 1))
       }
     }
-    let text = run { _ in }
+  }
+
+  @Test func freshMemory() throws {
+    let written = tracking.buffer([Float](repeating: 1, count: 64))
+    let fresh = tracking.device.makeBuffer(length: 256)!, out = tracking.device.makeBuffer(length: 256)!
+    let text = copy(fresh, to: out)
     #expect(text.contains("reads 4 bytes of 'x' (buffer 0)") && text.contains("nothing has written"))
-    #expect(run { memset($0.contents(), 0, 256) } == "no error")
-    #expect(run { memset($0.contents(), 0, 252) }.contains("'x' (buffer 0) at byte 252 of 256"))
-    #expect(poisoned.device.makeBuffer(length: 4)!.array(Float.self, 1)[0].isNaN)
+    #expect(copy(written, to: out) == "no error")
+    #expect(out.array(Float.self, 64) == written.array(Float.self, 64))
+    #expect(fresh.array(Float.self, 64) == [Float](repeating: 0, count: 64))
+  }
+
+  @Test func rowsOfFreshMemory() throws {
+    let memory = mmap(nil, 32768, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)!
+    let aligned = UnsafeMutableRawPointer(bitPattern: (Int(bitPattern: memory) + 16383) / 16384 * 16384)!
+    let rows = tracking.device.makeBuffer(bytesNoCopy: aligned, length: 16384)!
+    let one = tracking.buffer([Float](repeating: 1, count: 64)), out = tracking.device.makeBuffer(length: 256)!
+    #expect(copy(one, to: rows) == "no error")
+    #expect(copy(rows, to: out) == "no error")
+    #expect(copy(rows, to: out, from: 4).contains("'x' (buffer 0) at byte 252 of 256, which nothing"))
+    (rows.contents() + 256).storeBytes(of: 2, as: Float.self)
+    #expect(copy(rows, to: out, from: 4) == "no error")
+    #expect(copy(rows, to: out, from: 8192).contains("nothing has written"))
+    memset(rows.contents() + 8192, 0, 256)
+    #expect(copy(rows, to: out, from: 8192) == "no error")
   }
 
   @Test func inPlace() throws {

@@ -108,7 +108,7 @@ typedef struct softmetal_binding {
     const char *name;                    // of the kernel's parameter
     bool reads, writes;                  // writes alone: the old content is nobody's business
     bool isolated;                       // lies in a copy of its own, with nothing around it
-    bool fresh;                          // memory that this module made and poisoned
+    bool fresh;                          // pages of it may never have been written
     // Set by softmetal_run_checked: which bytes, from start on, were written. Empty if none were.
     size_t written_from, written_to;
 } softmetal_binding;
@@ -118,7 +118,11 @@ enum {
     // What memory holds that nobody has written: NaN as float and as both of its halves.
     SOFTMETAL_POISON = (int)0xFFA5FFD3,
 };
-void softmetal_poison(void *memory, size_t length);
+
+// Whether memory is anonymous and private, so that its untouched pages can be told; makes its pages small.
+bool softmetal_is_anonymous(const void *start, size_t length);
+// To be called before such memory is given back.
+void softmetal_forget(const void *start, size_t length);
 
 typedef struct softmetal_dispatch {
     softmetal_kernel kernel;
