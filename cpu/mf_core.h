@@ -197,7 +197,12 @@ struct mf_device {
   _Atomic bool runnable;  // the head can run and nobody leads
   _Atomic uint64_t runnable_ns;
   _Atomic uint32_t sleeping;
-  uint32_t spare;         // pool threads that the leader does without; the leader's alone
+  // The leader's alone: pool threads that it does without, whether it waited for others in vain, and until
+  // when and for how long it does without all of them.
+  uint32_t spare;
+  bool is_short;
+  uint64_t alone_until_ns;
+  uint64_t alone_ns;
 
   uint32_t worker_count;
   mf_worker *workers;

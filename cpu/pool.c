@@ -24,6 +24,12 @@ enum {
   SPIN_NS = 20000,
   YIELD_NS = 200000,
   ROUNDS_PER_LOOK = 64,
+  // A member that keeps the leader waiting this long and longer than the leader's own part took has lost
+  // its core to another process. Then the leader works alone for a while: on a busy machine one thread is
+  // twice as fast as two that wait for each other.
+  STALL_NS = 200000,
+  ALONE_NS_MIN = 4000000,
+  ALONE_NS_MAX = 128000000,
   // A host that submits usually waits soon after and leads then: it is let go first.
   GRACE_NS = 40000,
 };
@@ -53,19 +59,25 @@ static uint64_t lowest_bits(uint64_t bits, uint32_t count) {
   return chosen;
 }
 
+// Gives threads that are waking, or between two looks, a moment to come; not again before all were there.
+static uint64_t await_ready(mf_device *device, uint32_t wanted, double bytes) {
+  const double limit_ns = bytes / WAIT_BYTES_PER_NS;
+  const uint64_t end_ns = mf_now_ns() + (limit_ns < WAIT_NS_MAX ? (uint64_t)limit_ns : WAIT_NS_MAX);
+  uint64_t ready;
+  do {
+    mf_relax();
+    ready = atomic_load_explicit(&device->ready, memory_order_acquire);
+  } while (count_bits(ready) < wanted && mf_now_ns() < end_ns);
+  return ready;
+}
+
 // The pool threads that take part in a dispatch: theirs to leave only when they have run it.
 static uint64_t claim(mf_device *device, double bytes) {
   const uint32_t wanted = device->threads - 1;
   recruit(device);
   uint64_t ready = atomic_load_explicit(&device->ready, memory_order_acquire);
-  if (count_bits(ready) < wanted) {
-    const double limit_ns = bytes / WAIT_BYTES_PER_NS;
-    const uint64_t end_ns = mf_now_ns() + (limit_ns < WAIT_NS_MAX ? (uint64_t)limit_ns : WAIT_NS_MAX);
-    do {
-      mf_relax();
-      ready = atomic_load_explicit(&device->ready, memory_order_acquire);
-    } while (count_bits(ready) < wanted && mf_now_ns() < end_ns);
-  }
+  if (count_bits(ready) < wanted && !device->is_short) ready = await_ready(device, wanted, bytes);
+  device->is_short = count_bits(ready) < wanted;
   const uint64_t chosen = lowest_bits(ready, wanted);
   if (chosen == 0) return 0;
   return chosen & atomic_fetch_and_explicit(&device->ready, ~chosen, memory_order_acq_rel);
@@ -85,6 +97,29 @@ static uint64_t finished_members(const mf_device *device) {
   return atomic_load_explicit(&device->finished_members, memory_order_acquire);
 }
 
+// Waits until every member has run its part, and judges whether it was worth it.
+static void join(mf_device *device, uint64_t members, uint64_t start_ns) {
+  const uint64_t end_ns = mf_now_ns();
+  mf_patience patience = {0};
+  while (finished_members(device) != members) mf_patience_step(&patience);
+  device->alone_ns -= device->alone_ns / 128;
+  if (patience.start_ns == 0) return;
+  const uint64_t now_ns = mf_now_ns(), waited_ns = now_ns - end_ns;
+  if (waited_ns < STALL_NS || waited_ns < end_ns - start_ns) return;
+  device->alone_ns = 2 * device->alone_ns;
+  if (device->alone_ns < ALONE_NS_MIN) device->alone_ns = ALONE_NS_MIN;
+  if (device->alone_ns > ALONE_NS_MAX) device->alone_ns = ALONE_NS_MAX;
+  device->alone_until_ns = now_ns + device->alone_ns;
+}
+
+static bool is_alone(mf_device *device, const mf_step *step) {
+  if (device->threads == 1 || step->bytes < MF_SOLO_BYTES) return true;
+  if (device->alone_until_ns == 0) return false;
+  if (mf_now_ns() < device->alone_until_ns) return true;
+  device->alone_until_ns = 0;
+  return false;
+}
+
 static void reset(mf_dispatch *dispatch) {
   for (int i = 0; i < MF_PHASE_COUNT; i++)
     atomic_store_explicit(&dispatch->phases[i].next, 0, memory_order_relaxed);
@@ -98,8 +133,8 @@ static void reset(mf_dispatch *dispatch) {
 void mf_pool_run(mf_device *device, const mf_step *step) {
   mf_dispatch *dispatch = &device->dispatch;
   const mf_kernel_fn kernel = mf_kernel_function(step->kernel);
-  const bool is_alone = device->threads == 1 || step->bytes < MF_SOLO_BYTES;
-  const uint64_t members = is_alone ? 0 : claim(device, step->bytes);
+  const uint64_t members = is_alone(device, step) ? 0 : claim(device, step->bytes);
+  const uint64_t start_ns = members == 0 ? 0 : mf_now_ns();
   const mf_task task = {
       .buffers = step->buffers,
       .params = step->params,
@@ -113,8 +148,7 @@ void mf_pool_run(mf_device *device, const mf_step *step) {
   kernel(&task);
   if (members != 0) {
     atomic_store_explicit(&dispatch->leader_left, true, memory_order_release);
-    mf_patience patience = {0};
-    while (finished_members(device) != members) mf_patience_step(&patience);
+    join(device, members, start_ns);
   }
   atomic_fetch_add_explicit(&device->dispatches, 1, memory_order_relaxed);
 }
