@@ -1,5 +1,8 @@
 /** Loaded before the tests, as bunfig.toml says. */
-import { afterAll } from "bun:test";
+import { afterAll, setDefaultTimeout } from "bun:test";
 import { undoEverything } from "./fixtures/cleanup.ts";
+
+// No test asserts a speed, and a machine at work on something else is no failure.
+setDefaultTimeout(120_000);
 
 afterAll(undoEverything);
