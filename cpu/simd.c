@@ -106,11 +106,27 @@ void mf_processor_name(char *name, size_t capacity) {
   snprintf(name, capacity, "%s", length > 0 ? found + strspn(found, " ") : "CPU");
 }
 
+#if defined(__linux__)
+// Whole cores that the control group grants, as in a container; 0 where it sets no limit.
+static uint32_t granted_cores(void) {
+  long long quota = 0, period = 0;
+  FILE *file = fopen("/sys/fs/cgroup/cpu.max", "r");
+  if (file != NULL) {
+    if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0;
+    fclose(file);
+  }
+  return quota > 0 && period > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
+}
+#endif
+
 uint32_t mf_processor_count(void) {
 #if defined(__linux__)
   cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) > 0)
-    return (uint32_t)CPU_COUNT(&allowed);
+  const uint32_t granted = granted_cores();
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) > 0) {
+    const uint32_t count = (uint32_t)CPU_COUNT(&allowed);
+    return granted > 0 && granted < count ? granted : count;
+  }
 #endif
   const long count = sysconf(_SC_NPROCESSORS_ONLN);
   return count > 0 ? (uint32_t)count : 1;
