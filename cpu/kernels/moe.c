@@ -56,7 +56,9 @@ static int check(const mf_task *task, const routed *r) {
   const int speak = task->thread == 0;
   const char *outside = check_places(r);
   if (outside) {
-    if (speak) mf_fail(task, "%s: the %s of an expert reach beyond its slot of %u bytes", r->kernel, outside, r->slot_bytes);
+    if (speak) {
+      mf_fail(task, "%s: the %s of an expert reach beyond its slot of %u bytes", r->kernel, outside, r->slot_bytes);
+    }
     return 0;
   }
   for (uint32_t a = 0; a < r->A; a++) {

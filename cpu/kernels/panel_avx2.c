@@ -100,12 +100,14 @@ INLINE __m256i codes_at(const int bits, const int place, __m256i words) {
 }
 
 // One group's dots of `count` vectors.
-INLINE void group_dots(const int bits, const int count, const __m256i *words, const int16_t *const x[VECTORS], sums *s) {
+INLINE void group_dots(const int bits, const int count, const __m256i *words, const int16_t *const x[VECTORS],
+                       sums *s) {
   for (int v = 0; v < count; v++) s->dot[v][0] = s->dot[v][1] = _mm256_setzero_si256();
   // A 32-byte run of codes has eight words; a run of values sixteen, one for each 16 bits of the codes.
   for (int run = 0; run < bits / 4; run++) {
     for (int k = 0; k < 8; k++) {
-      const __m256i a = _mm256_load_si256(words + 2 * (8 * run + k)), b = _mm256_load_si256(words + 2 * (8 * run + k) + 1);
+      const __m256i *halves = words + 2 * (8 * run + k);
+      const __m256i a = _mm256_load_si256(halves), b = _mm256_load_si256(halves + 1);
 #pragma GCC unroll 4
       for (int place = 0; place < 16 / bits; place++) {
         const __m256i low = codes_at(bits, place, a), high = codes_at(bits, place, b);
