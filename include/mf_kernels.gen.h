@@ -619,6 +619,32 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
   };
   return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";
 }
+// How a kernel uses a binding: `write` reads nothing of what was there, `update` does.
+static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
+  static const char *const access[20][9] = {
+      {"read", "read", "read", "read", "write"},  // embed_affine
+      {"read", "read", "write"},  // rms_norm
+      {"update", "read", "read", "read", "read", "read", "write", "write", "write"},  // sandwich_setup
+      {"update", "read", "read", "read", "read", "read", "read"},  // sandwich_tail
+      {"read", "read", "read", "read", "write"},  // matmul_affine
+      {"read", "read", "read", "read", "read", "read", "read", "write"},  // gated_matmul_affine
+      {"read", "write"},  // rope_table
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qkv_epilogue_f32
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qkv_epilogue_f16
+      {"read", "read", "read", "write"},  // attention_f32
+      {"read", "read", "read", "write"},  // attention_f16
+      {"read", "read", "write", "write"},  // router_topk
+      {"read", "read", "read", "read", "write"},  // routed_gate
+      {"read", "read", "read", "read", "write"},  // routed_down
+      {"read", "read", "write"},  // routed_reduce
+      {"read", "write"},  // argmax
+      {"read", "write"},  // softcap
+      {"update", "read"},  // penalize
+      {"read", "write", "write", "write"},  // candidates
+      {"read", "write"},  // gumbel
+  };
+  return access[kernel][binding];
+}
 typedef struct {
   mf_u32 buffers;
   mf_u32 param_bytes;

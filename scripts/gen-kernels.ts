@@ -143,6 +143,11 @@ function renderLookups(): string[] {
       return `      {${kernel}, ${Object.keys(params).indexOf(param)}, ${next++}},  // ${param}`;
     }),
   );
+  const accesses = catalogue.map(({ name, buffers }) => {
+    const row = Object.values<BufferSpec>(buffers).map(({ access }) => `"${access}"`);
+    return `      {${row.join(", ")}},  // ${name}`;
+  });
+  const most = Math.max(...catalogue.map(({ buffers }) => Object.keys(buffers).length));
   const wide = catalogue.map(({ name, params, wide }) => {
     const param = wide === undefined ? -1 : Object.keys(params).indexOf(wide.param);
     return `      {${param}, ${wide?.least ?? 0}},  // ${name}`;
@@ -154,6 +159,13 @@ function renderLookups(): string[] {
     ...names,
     "  };",
     '  return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";',
+    "}",
+    "// How a kernel uses a binding: `write` reads nothing of what was there, `update` does.",
+    "static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {",
+    `  static const char *const access[${catalogue.length}][${most}] = {`,
+    ...accesses,
+    "  };",
+    "  return access[kernel][binding];",
     "}",
     "typedef struct {",
     "  mf_u32 buffers;",

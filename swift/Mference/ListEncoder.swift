@@ -1,6 +1,7 @@
 // Encodes the commands of a list into one command buffer: dispatches that follow one another share a
 // serial compute encoder, in which each sees what those before it wrote; events end it.
 import CMference
+import Foundation
 import Metal
 
 struct ListEncoder {
@@ -43,6 +44,8 @@ struct ListEncoder {
   }
 
   private func encode(_ dispatch: Dispatch, into encoder: any MTLComputeCommandEncoder) throws {
+    if Self.namesDispatches { encoder.pushDebugGroup(name(of: dispatch)) }
+    defer { if Self.namesDispatches { encoder.popDebugGroup() } }
     try bytes.withUnsafeBytes { all in
       let params = all.baseAddress! + dispatch.params.lowerBound
       encoder.setComputePipelineState(try pipelines.pipeline(dispatch.kernel, params))
@@ -53,6 +56,24 @@ struct ListEncoder {
     }
     encoder.dispatchThreadgroups(
       size(of: dispatch.groups), threadsPerThreadgroup: size(of: dispatch.threads))
+  }
+
+  /// Names cost time; captures and validated runs want them.
+  private static let namesDispatches = ["MTL_CAPTURE_ENABLED", "MTL_SHADER_VALIDATION"].contains {
+    !["", "0"].contains(ProcessInfo.processInfo.environment[$0] ?? "")
+  }
+
+  /// The kernel, and for each buffer its index, its use and the bytes that the catalogue lets it touch.
+  private func name(of dispatch: Dispatch) -> String {
+    let uses = dispatch.bindings.indices.map { index in
+      let binding = UInt32(index)
+      let extent = bytes.withUnsafeBytes { all in
+        mf_extent_bytes(dispatch.kernel, binding, all.baseAddress! + dispatch.params.lowerBound)
+      }
+      let access = String(cString: mf_binding_access(dispatch.kernel, binding))
+      return " \(index):\(access):\(Int(extent))"
+    }
+    return String(cString: mf_kernel_name(dispatch.kernel)) + uses.joined()
   }
 
   private func size(of three: [UInt32]) -> MTLSize {
