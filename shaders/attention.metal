@@ -51,8 +51,8 @@ kernel void attention_f32_wide(device const float *q [[buffer(MF_ATTENTION_F32_Q
                                device float *y [[buffer(MF_ATTENTION_F32_Y)]],
                                constant mf_attention_f32_params &p [[buffer(MF_ATTENTION_F32_PARAMS)]],
                                uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float memory[WIDE_FLOATS];
-  attend_wide(q, keys, values, y, p, attention_f32_dh, group.xy, memory, PLACE());
+  threadgroup float4 memory[WIDE_FLOATS / 4];
+  attend_wide(q, keys, values, y, p, attention_f32_dh, group.xy, (threadgroup float *)memory, PLACE());
 }
 
 // The same over a cache of half precision.
@@ -63,6 +63,6 @@ kernel void attention_f16_wide(device const float *q [[buffer(MF_ATTENTION_F16_Q
                                device float *y [[buffer(MF_ATTENTION_F16_Y)]],
                                constant mf_attention_f16_params &p [[buffer(MF_ATTENTION_F16_PARAMS)]],
                                uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float memory[WIDE_FLOATS];
-  attend_wide(q, keys, values, y, p, attention_f16_dh, group.xy, memory, PLACE());
+  threadgroup float4 memory[WIDE_FLOATS / 4];
+  attend_wide(q, keys, values, y, p, attention_f16_dh, group.xy, (threadgroup float *)memory, PLACE());
 }

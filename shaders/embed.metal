@@ -15,8 +15,9 @@ kernel void embed_affine(device const uint *ids [[buffer(MF_EMBED_AFFINE_IDS)]],
                          device const ushort *biases [[buffer(MF_EMBED_AFFINE_BIASES)]],
                          device float *y [[buffer(MF_EMBED_AFFINE_Y)]],
                          constant mf_embed_affine_params &p [[buffer(MF_EMBED_AFFINE_PARAMS)]],
-                         uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+                         uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
+  const uint t = group.x;
   const affine_shape shape = {p.D, embed_bits};
   const uint id = ids[t];
   const bool is_known = id < p.V;

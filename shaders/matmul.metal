@@ -40,7 +40,8 @@ kernel void matmul_affine_wide(device const float *x [[buffer(MF_MATMUL_AFFINE_X
                                device float *y [[buffer(MF_MATMUL_AFFINE_Y)]],
                                constant mf_matmul_affine_params &p [[buffer(MF_MATMUL_AFFINE_PARAMS)]],
                                uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float stage[TILE_FLOATS];
+  threadgroup float4 memory[TILE_FLOATS / 4];
+  threadgroup float *stage = (threadgroup float *)memory;
   const place at = PLACE();
   const affine_shape shape = {p.I, matmul_bits};
   const uint first_token = group.x * TILE_VECTORS, first_row = group.y * TILE_ROWS;
@@ -77,7 +78,8 @@ kernel void gated_matmul_affine(device const float *x [[buffer(MF_GATED_MATMUL_A
                    rows_from(affine_rows{up_codes, up_scales, up_biases}, shape, first), shape, left,
                    x + ulong(t) * p.I, at.lane);
   if (at.lane >= min(uint(SIMD_ROWS), left)) return;
-  y[ulong(t) * p.F + first + at.lane] = gated(pick(sums.gate, at.lane), pick(sums.up, at.lane), gated_matmul_activation);
+  y[ulong(t) * p.F + first + at.lane] =
+      gated(pick(sums.gate, at.lane), pick(sums.up, at.lane), gated_matmul_activation);
 }
 
 // The same for many tokens; the grid is (tiles of 32 tokens, tiles of 32 features): half of a tile's rows are
@@ -93,7 +95,8 @@ kernel void gated_matmul_affine_wide(
     device float *y [[buffer(MF_GATED_MATMUL_AFFINE_Y)]],
     constant mf_gated_matmul_affine_params &p [[buffer(MF_GATED_MATMUL_AFFINE_PARAMS)]],
     uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float stage[TILE_FLOATS];
+  threadgroup float4 memory[TILE_FLOATS / 4];
+  threadgroup float *stage = (threadgroup float *)memory;
   const uint FEATURES = TILE_ROWS / 2;
   const place at = PLACE();
   const affine_shape shape = {p.I, gated_matmul_bits};

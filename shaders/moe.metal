@@ -23,7 +23,8 @@ kernel void router_topk(device const float *scores [[buffer(MF_ROUTER_TOPK_SCORE
                         device uint *ids [[buffer(MF_ROUTER_TOPK_IDS)]],
                         device float *weights [[buffer(MF_ROUTER_TOPK_WEIGHTS)]],
                         constant mf_router_topk_params &p [[buffer(MF_ROUTER_TOPK_PARAMS)]],
-                        uint t [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+                        uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  const uint t = group.x;
   device const float *row = scores + ulong(t) * p.E;
   const ulong out = ulong(t) * p.K;
   bool is_broken = p.K > p.E;
@@ -95,7 +96,8 @@ static inline void gate_rows(affine_rows gate, affine_rows up, affine_shape shap
       const gated_products sums =
           row_products(rows_from(gate, shape, f), rows_from(up, shape, f), shape, left, vector, at.lane);
       if (at.lane >= min(uint(SIMD_ROWS), left)) continue;
-      hidden[ulong(pair) * p.F + f + at.lane] = gated(pick(sums.gate, at.lane), pick(sums.up, at.lane), routed_gate_activation);
+      hidden[ulong(pair) * p.F + f + at.lane] =
+          gated(pick(sums.gate, at.lane), pick(sums.up, at.lane), routed_gate_activation);
     }
   }
 }
@@ -126,7 +128,8 @@ kernel void routed_gate_wide(device const uchar *slab [[buffer(MF_ROUTED_GATE_SL
                              device float *hidden [[buffer(MF_ROUTED_GATE_HIDDEN)]],
                              constant mf_routed_gate_params &p [[buffer(MF_ROUTED_GATE_PARAMS)]],
                              uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float stage[TILE_FLOATS];
+  threadgroup float4 memory[TILE_FLOATS / 4];
+  threadgroup float *stage = (threadgroup float *)memory;
   const uint FEATURES = TILE_ROWS / 2;
   const place at = PLACE();
   const affine_shape shape = {p.D, routed_gate_bits};
@@ -199,7 +202,8 @@ kernel void routed_down_wide(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SL
                              device float *y [[buffer(MF_ROUTED_DOWN_Y)]],
                              constant mf_routed_down_params &p [[buffer(MF_ROUTED_DOWN_PARAMS)]],
                              uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
-  threadgroup float stage[TILE_FLOATS];
+  threadgroup float4 memory[TILE_FLOATS / 4];
+  threadgroup float *stage = (threadgroup float *)memory;
   const place at = PLACE();
   const affine_shape shape = {p.F, routed_down_bits};
   const expert of = expert_at(slab, groups, pairs, group.y, uint3(p.S, p.P, 0), p.slot_bytes);

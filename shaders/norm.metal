@@ -17,9 +17,10 @@ kernel void rms_norm(device const float *x [[buffer(MF_RMS_NORM_X)]],
                      device const ushort *weight [[buffer(MF_RMS_NORM_WEIGHT)]],
                      device float *y [[buffer(MF_RMS_NORM_Y)]],
                      constant mf_rms_norm_params &p [[buffer(MF_RMS_NORM_PARAMS)]],
-                     uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+                     uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   threadgroup float partial[SIMDGROUPS_MAX];
   const place at = PLACE();
+  const uint t = group.x;
   device const float *row = x + ulong(t) * p.D;
   device float *out = y + ulong(t) * p.D;
   float squares = 0.0f;
@@ -41,9 +42,10 @@ kernel void sandwich_setup(device float *x [[buffer(MF_SANDWICH_SETUP_X)]],
                            device float *routed [[buffer(MF_SANDWICH_SETUP_ROUTED)]],
                            device float *router [[buffer(MF_SANDWICH_SETUP_ROUTER)]],
                            constant mf_sandwich_setup_params &p [[buffer(MF_SANDWICH_SETUP_PARAMS)]],
-                           uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+                           uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   threadgroup float partial[SIMDGROUPS_MAX];
   const place at = PLACE();
+  const uint t = group.x;
   const ulong row = ulong(t) * p.D;
   float squares = 0.0f;
   for (uint d = at.index; d < p.D; d += at.threads) squares = fma(branch[row + d], branch[row + d], squares);
@@ -73,9 +75,10 @@ kernel void sandwich_tail(device float *x [[buffer(MF_SANDWICH_TAIL_X)]],
                           device const ushort *sum_norm [[buffer(MF_SANDWICH_TAIL_SUM_NORM)]],
                           device const ushort *layer_scalar [[buffer(MF_SANDWICH_TAIL_LAYER_SCALAR)]],
                           constant mf_sandwich_tail_params &p [[buffer(MF_SANDWICH_TAIL_PARAMS)]],
-                          uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+                          uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   threadgroup float partial[SIMDGROUPS_MAX];
   const place at = PLACE();
+  const uint t = group.x;
   const ulong row = ulong(t) * p.D;
   float shared_squares = 0.0f, routed_squares = 0.0f;
   for (uint d = at.index; d < p.D; d += at.threads) {

@@ -14,9 +14,10 @@ using namespace metal;
 kernel void argmax(device const float *logits [[buffer(MF_ARGMAX_LOGITS)]],
                    device uint *result [[buffer(MF_ARGMAX_RESULT)]],
                    constant mf_argmax_params &p [[buffer(MF_ARGMAX_PARAMS)]],
-                   uint t [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+                   uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   threadgroup uint partial[SIMDGROUPS_MAX];
   const place at = PLACE();
+  const uint t = group.x;
   device const float *row = logits + ulong(t) * p.V;
   best_logit best = {0u, 0u, 0u};
   for (uint v = 4 * at.index; v < p.V; v += 4 * at.threads) {
@@ -27,8 +28,8 @@ kernel void argmax(device const float *logits [[buffer(MF_ARGMAX_LOGITS)]],
   }
   best = group_best(best, partial, at);
   if (at.index != 0) return;
-  result[2 * t] = best.id;
-  result[2 * t + 1] = best.bad;
+  result[2 * ulong(t)] = best.id;
+  result[2 * ulong(t) + 1] = best.bad;
 }
 
 // y[i] = cap > 0 ? cap * tanh(x[i] / cap) : x[i]
@@ -37,7 +38,8 @@ kernel void argmax(device const float *logits [[buffer(MF_ARGMAX_LOGITS)]],
 kernel void softcap(device const float *x [[buffer(MF_SOFTCAP_X)]],
                     device float *y [[buffer(MF_SOFTCAP_Y)]],
                     constant mf_softcap_params &p [[buffer(MF_SOFTCAP_PARAMS)]],
-                    uint i [[thread_position_in_grid]]) {
+                    uint3 position [[thread_position_in_grid]]) {
+  const uint i = position.x;
   if (i >= p.N) return;
   const float value = x[i];
   const bool is_nan = (as_type<uint>(value) & 0x7fffffffu) > 0x7f800000u;
@@ -124,8 +126,8 @@ static inline uint write_ranked(device const float *logits, device uint *ids, de
     for (uint i = 0; i < 4; i++) {
       const uint own = order_key(four.value[i]);
       if (i >= four.count || own < key) continue;
-      const uint place = atomic_fetch_add_explicit(memory.filled, 1u, memory_order_relaxed);
-      memory.gathered[place] = ulong(own) << 32 | ulong(~(v + i));
+      const uint next = atomic_fetch_add_explicit(memory.filled, 1u, memory_order_relaxed);
+      memory.gathered[next] = ulong(own) << 32 | ulong(~(v + i));
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -208,7 +210,8 @@ kernel void candidates(device const float *logits [[buffer(MF_CANDIDATES_LOGITS)
     const uint low = first_threshold(own.key, wanted, partial, at);
     const threshold found = refine(logits, p.V, low, best.key, wanted, partial, at);
     const bool has_ties = found.count > GATHERED_MAX;
-    const uint ranked = write_ranked(logits, ids, values, p.V, has_ties ? found.key + 1u : found.key, wanted, memory, at);
+    const uint least = has_ties ? found.key + 1u : found.key;
+    const uint ranked = write_ranked(logits, ids, values, p.V, least, wanted, memory, at);
     if (has_ties) write_ties(logits, ids, values, p.V, found.key, uint2(ranked, wanted), partial, at);
   }
   for (uint i = wanted + at.index; i < p.C; i += at.threads) {

@@ -194,13 +194,25 @@ test("every group of kernels has its conformance cases", () => {
   expect(missing).toEqual([]);
 });
 
-test("the generated header is fresh", () => {
+test.each(["gen-kernels", "gen-shaders"])("what %s.ts makes is fresh", (script) => {
   const { exitCode, stderr } = Bun.spawnSync(
-    [process.execPath, join(ROOT, "scripts/gen-kernels.ts"), "--check"],
+    [process.execPath, join(ROOT, `scripts/${script}.ts`), "--check"],
     { cwd: ROOT },
   );
   expect(stderr.toString()).toBe("");
   expect(exitCode).toBe(0);
+});
+
+test("every kernel has its function in the shaders, and its wide one if it has many rows", () => {
+  const shaders = readdirSync(join(ROOT, "shaders"))
+    .filter((name) => name.endsWith(".metal"))
+    .map((name) => readFileSync(join(ROOT, "shaders", name), "utf8"))
+    .join("\n");
+  const found = [...shaders.matchAll(/^kernel void (\w+)\(/gm)].map(([, name]) => name!);
+  const wanted = catalogue.flatMap(({ name, wide }) =>
+    wide === undefined ? [name] : [name, `${name}_wide`],
+  );
+  expect(found.toSorted()).toEqual(wanted.toSorted());
 });
 
 test("file names say what a file holds", () => {

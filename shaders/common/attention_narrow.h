@@ -5,6 +5,7 @@
 #ifndef ATTENTION_NARROW_H
 #define ATTENTION_NARROW_H
 #include <metal_stdlib>
+#include "affine.h"
 #include "attention.h"
 #include "group.h"
 using namespace metal;
@@ -34,14 +35,16 @@ static inline float block_scores(device const E *keys, thread const float4 *quer
   float score = LOWEST;
   for (uint j = 0; j < block.y; j += 4) {
     float4 dots = float4(0.0f);
+#pragma unroll
     for (uint n = 0; n < 4; n++) {
       device const E *row = keys + ulong(slot_after(block.x, min(j + n, block.y - 1), shape.y)) * stride;
       float dot_product = 0.0f;
+#pragma unroll
       for (uint i = 0; i < LANE_FOURS; i++) {
         if (128 * i >= shape.x) continue;
         if (!has_four(i, lane, shape.x)) continue;
         const float4 k = load_four(row + 4 * (lane + 32 * i));
-        dot_product = fma(query[i].w, k.w, fma(query[i].z, k.z, fma(query[i].y, k.y, fma(query[i].x, k.x, dot_product))));
+        dot_product = dot_four(query[i], k, dot_product);
       }
       dots[n] = dot_product;
     }
@@ -57,9 +60,11 @@ template <typename E>
 static inline void add_values(device const E *values, thread running &now, float weight, uint2 block, uint stride,
                               uint3 shape, uint lane) {
   for (uint j = 0; j < block.y; j += 4) {
+#pragma unroll
     for (uint n = 0; n < 4; n++) {
       const float w = simd_shuffle(weight, ushort(j + n));
       device const E *row = values + ulong(slot_after(block.x, min(j + n, block.y - 1), shape.y)) * stride;
+#pragma unroll
       for (uint i = 0; i < LANE_FOURS; i++) {
         if (128 * i >= shape.x) continue;
         if (has_four(i, lane, shape.x)) now.sum[i] = fma(float4(w), load_four(row + 4 * (lane + 32 * i)), now.sum[i]);
@@ -80,6 +85,7 @@ static inline void write_combined(thread running &now, device float *y, narrow_m
   for (uint s = 0; s < NARROW_SIMDGROUPS; s++) mass = fma(memory.masses[s], precise::exp(memory.tops[s] - top), mass);
   const float factor = precise::exp(now.top - top) / mass;
   threadgroup const float *partial = (threadgroup const float *)memory.partial;
+#pragma unroll
   for (uint i = 0; i < LANE_FOURS; i++) {
     if (128 * i >= Dh) continue;
     memory.partial[32 * at.simdgroup + at.lane] = now.sum[i] * factor;
@@ -107,6 +113,7 @@ static inline void attend_narrow(device const float *q, device const E *keys, de
   running now;
   now.top = LOWEST;
   now.mass = 0.0f;
+#pragma unroll
   for (uint i = 0; i < LANE_FOURS; i++) {
     now.sum[i] = float4(0.0f);
     query[i] = float4(0.0f);
@@ -121,6 +128,7 @@ static inline void attend_narrow(device const float *q, device const E *keys, de
     const float rescale = precise::exp(now.top - top);
     now.top = top;
     now.mass = fma(now.mass, rescale, simd_sum(weight));
+#pragma unroll
     for (uint i = 0; i < LANE_FOURS; i++) now.sum[i] *= rescale;
     add_values(values + g * Dh, now, weight, block, stride, shape, at.lane);
   }

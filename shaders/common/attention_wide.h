@@ -3,6 +3,7 @@
 // 64 components at a time of queries and keys staged in threadgroup memory; the running softmax of each row;
 // and values, staged in the same way. The sums of a SIMD-group are 8 components of every 64, for all rows. A
 // row's sums are multiplied as a block changes its maximum, by a diagonal matrix.
+// The loops over a SIMD-group's matrices must unroll: matrices in registers cannot be indexed.
 // Source of the running softmax: arXiv 1805.02867; in blocks: arXiv 2205.14135.
 #ifndef ATTENTION_WIDE_H
 #define ATTENTION_WIDE_H
@@ -21,7 +22,7 @@ enum : uint {
   SCORE_STRIDE = KEY_BLOCK + 4,
   ROW_MATRICES = WIDE_ROWS / 8,
 };
-// Parts of the threadgroup memory of an attention, in floats.
+// Parts of the threadgroup memory of an attention, in floats; each begins at a multiple of 16 bytes.
 enum : uint {
   WIDE_QUERIES = 0,
   WIDE_CACHE = WIDE_QUERIES + WIDE_ROWS * CHUNK_STRIDE,
@@ -59,17 +60,6 @@ static inline ulong row_offset(wide_tile tile, uint r, uint Dh, constant P &p) {
   return (ulong(row / tile.heads) * p.H + tile.g * tile.heads + row % tile.heads) * Dh;
 }
 
-static inline void put_eight(threadgroup float *to, float4 low, float4 high) {
-  to[0] = low.x;
-  to[1] = low.y;
-  to[2] = low.z;
-  to[3] = low.w;
-  to[4] = high.x;
-  to[5] = high.y;
-  to[6] = high.z;
-  to[7] = high.w;
-}
-
 // A thread stages 8 components of one row, of one key. Components beyond Dh are zeros.
 template <typename P>
 static inline void stage_queries(device const float *q, wide_tile tile, uint first, uint Dh, constant P &p,
@@ -78,7 +68,9 @@ static inline void stage_queries(device const float *q, wide_tile tile, uint fir
   const bool is_there = r < tile.rows && first + d < Dh;
   device const float *from = q + row_offset(tile, is_there ? r : 0u, Dh, p) + (is_there ? first + d : 0u);
   const float4 none = float4(0.0f);
-  put_eight(to + r * CHUNK_STRIDE + d, is_there ? load_four(from) : none, is_there ? load_four(from + 4) : none);
+  threadgroup float4 *out = (threadgroup float4 *)(to + r * CHUNK_STRIDE + d);
+  out[0] = is_there ? load_four(from) : none;
+  out[1] = is_there ? load_four(from + 4) : none;
 }
 
 // Keys beyond the block's last repeat it: their scores are not used, and what is multiplied by 0 is a number.
@@ -90,7 +82,9 @@ static inline void stage_cache(device const E *cache, wide_tile tile, uint2 bloc
   const ulong row = ulong(slot_after(block.x, min(k, block.y - 1), p.R)) * p.Hkv + tile.g;
   device const E *from = cache + row * Dh + (is_there ? first + d : 0u);
   const float4 none = float4(0.0f);
-  put_eight(to + k * CHUNK_STRIDE + d, is_there ? load_four(from) : none, is_there ? load_four(from + 4) : none);
+  threadgroup float4 *out = (threadgroup float4 *)(to + k * CHUNK_STRIDE + d);
+  out[0] = is_there ? load_four(from) : none;
+  out[1] = is_there ? load_four(from + 4) : none;
 }
 
 // The softmax state of a row, in each of the eight threads that share it.
@@ -133,91 +127,136 @@ static inline void put_diagonal(threadgroup float *diagonals, float value, place
   if (at.index % 8 == 0) diagonals[r / 8 * 64 + r % 8 * 9] = value;
 }
 
+// A SIMD-group's sums: its 8 components of every chunk, of all rows.
+typedef simdgroup_float8x8 wide_sums[CHUNKS_MAX][ROW_MATRICES];
+
+// Threadgroup memory by its parts.
+struct wide_memory {
+  threadgroup float *queries;    // [WIDE_ROWS, CHUNK_STRIDE]
+  threadgroup float *cache;      // [KEY_BLOCK, CHUNK_STRIDE]
+  threadgroup float *scores;     // [WIDE_ROWS, SCORE_STRIDE]
+  threadgroup float *diagonals;  // [ROW_MATRICES, 8, 8]
+  threadgroup float *changed;    // [8]
+};
+
+// A block's scores, not yet scaled: two matrices of a SIMD-group.
 template <typename E, typename P>
-static inline void attend_wide(device const float *q, device const E *keys, device const E *values, device float *y,
-                               constant P &p, uint Dh, uint2 group, threadgroup float *memory, place at) {
-  threadgroup float *queries = memory + WIDE_QUERIES;
-  threadgroup float *cache = memory + WIDE_CACHE;
-  threadgroup float *scores = memory + WIDE_SCORES;
-  threadgroup float *diagonals = memory + WIDE_DIAGONALS;
-  threadgroup float *changed = memory + WIDE_CHANGED;
-  const wide_tile tile = tile_at(group, p);
-  row_state state = {LOWEST, 0.0f};
-  simdgroup_float8x8 sums[CHUNKS_MAX][ROW_MATRICES];
-  for (uint c = 0; c < CHUNKS_MAX; c++) {
-    for (uint r = 0; r < ROW_MATRICES; r++) sums[c][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
-  for (uint i = at.index; i < ROW_MATRICES * 64; i += WIDE_THREADS) diagonals[i] = 0.0f;
-  const uint score_row = at.simdgroup / 2 * 8, score_key = at.simdgroup % 2 * 16;
-
-  for (uint u = tile.keys.first; u < tile.keys.end; u += KEY_BLOCK) {
-    const uint2 block = uint2(u % p.R, min(uint(KEY_BLOCK), tile.keys.end - u));
-    simdgroup_float8x8 products[2];
-    for (uint i = 0; i < 2; i++) products[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (uint first = 0; first < Dh; first += CHUNK) {
-      stage_queries(q, tile, first, Dh, p, queries, at);
-      stage_cache(keys, tile, block, first, Dh, p, cache, at);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (uint d = 0; d < CHUNK; d += 8) {
-        simdgroup_float8x8 left, right;
-        simdgroup_load(left, queries + score_row * CHUNK_STRIDE + d, CHUNK_STRIDE);
-        for (uint i = 0; i < 2; i++) {
-          simdgroup_load(right, cache + (score_key + 8 * i) * CHUNK_STRIDE + d, CHUNK_STRIDE, ulong2(0), true);
-          simdgroup_multiply_accumulate(products[i], left, right, products[i]);
-        }
+static inline void score_block(device const float *q, device const E *keys, wide_tile tile, uint2 block, uint Dh,
+                               constant P &p, wide_memory memory, place at) {
+  const uint row = at.simdgroup / 2 * 8, key = at.simdgroup % 2 * 16;
+  simdgroup_float8x8 products[2];
+#pragma unroll
+  for (uint i = 0; i < 2; i++) products[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (uint first = 0; first < Dh; first += CHUNK) {
+    stage_queries(q, tile, first, Dh, p, memory.queries, at);
+    stage_cache(keys, tile, block, first, Dh, p, memory.cache, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint d = 0; d < CHUNK; d += 8) {
+      simdgroup_float8x8 left, right;
+      simdgroup_load(left, memory.queries + row * CHUNK_STRIDE + d, CHUNK_STRIDE);
+#pragma unroll
+      for (uint i = 0; i < 2; i++) {
+        simdgroup_load(right, memory.cache + (key + 8 * i) * CHUNK_STRIDE + d, CHUNK_STRIDE, ulong2(0), true);
+        simdgroup_multiply_accumulate(products[i], left, right, products[i]);
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    for (uint i = 0; i < 2; i++) {
-      simdgroup_store(products[i], scores + score_row * SCORE_STRIDE + score_key + 8 * i, SCORE_STRIDE);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const float rescale = soften(scores, state, tile, u, p, at);
-    put_diagonal(diagonals, rescale, at);
-    const bool has_changed = simd_any(rescale != 1.0f);
-    if (at.lane == 0) changed[at.simdgroup] = has_changed ? 1.0f : 0.0f;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint r = 0; r < ROW_MATRICES; r++) {
-      // The rows of two SIMD-groups' threads make up a matrix.
-      if (changed[2 * r] + changed[2 * r + 1] == 0.0f) continue;
-      simdgroup_float8x8 diagonal;
-      simdgroup_load(diagonal, diagonals + r * 64, 8);
-      for (uint c = 0; c < CHUNKS_MAX; c++) {
-        if (c * CHUNK < Dh) simdgroup_multiply(sums[c][r], diagonal, sums[c][r]);
-      }
-    }
-    for (uint c = 0; c < CHUNKS_MAX; c++) {
-      if (c * CHUNK >= Dh) continue;
-      stage_cache(values, tile, block, c * CHUNK, Dh, p, cache, at);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (uint k = 0; k < KEY_BLOCK; k += 8) {
-        simdgroup_float8x8 left, right;
-        simdgroup_load(right, cache + k * CHUNK_STRIDE + 8 * at.simdgroup, CHUNK_STRIDE);
-        for (uint r = 0; r < ROW_MATRICES; r++) {
-          simdgroup_load(left, scores + 8 * r * SCORE_STRIDE + k, SCORE_STRIDE);
-          simdgroup_multiply_accumulate(sums[c][r], left, right, sums[c][r]);
-        }
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
   }
-
-  put_diagonal(diagonals, state.mass == 0.0f ? 0.0f : 1.0f / state.mass, at);
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    simdgroup_store(products[i], memory.scores + row * SCORE_STRIDE + key + 8 * i, SCORE_STRIDE);
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Multiplies the sums of the rows whose maximum a block has changed.
+static inline void rescale_sums(thread wide_sums &sums, uint Dh, wide_memory memory) {
+#pragma unroll
+  for (uint r = 0; r < ROW_MATRICES; r++) {
+    // The rows of two SIMD-groups' threads make up a matrix.
+    if (memory.changed[2 * r] + memory.changed[2 * r + 1] == 0.0f) continue;
+    simdgroup_float8x8 diagonal;
+    simdgroup_load(diagonal, memory.diagonals + r * 64, 8);
+#pragma unroll
+    for (uint c = 0; c < CHUNKS_MAX; c++) {
+      if (c * CHUNK < Dh) simdgroup_multiply(sums[c][r], diagonal, sums[c][r]);
+    }
+  }
+}
+
+// Adds a block's values, weighted by its exponentials.
+template <typename E, typename P>
+static inline void add_block(thread wide_sums &sums, device const E *values, wide_tile tile, uint2 block, uint Dh,
+                             constant P &p, wide_memory memory, place at) {
+#pragma unroll
   for (uint c = 0; c < CHUNKS_MAX; c++) {
     if (c * CHUNK >= Dh) continue;
+    stage_cache(values, tile, block, c * CHUNK, Dh, p, memory.cache, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint k = 0; k < KEY_BLOCK; k += 8) {
+      simdgroup_float8x8 left, right;
+      simdgroup_load(right, memory.cache + k * CHUNK_STRIDE + 8 * at.simdgroup, CHUNK_STRIDE);
+#pragma unroll
+      for (uint r = 0; r < ROW_MATRICES; r++) {
+        simdgroup_load(left, memory.scores + 8 * r * SCORE_STRIDE + k, SCORE_STRIDE);
+        simdgroup_multiply_accumulate(sums[c][r], left, right, sums[c][r]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// Divides the sums by the rows' masses, which are in the diagonals, and writes the rows that there are.
+template <typename P>
+static inline void write_rows(thread wide_sums &sums, device float *y, wide_tile tile, uint Dh, constant P &p,
+                              wide_memory memory, place at) {
+#pragma unroll
+  for (uint c = 0; c < CHUNKS_MAX; c++) {
+    if (c * CHUNK >= Dh) continue;
+#pragma unroll
     for (uint r = 0; r < ROW_MATRICES; r++) {
       simdgroup_float8x8 diagonal;
-      simdgroup_load(diagonal, diagonals + r * 64, 8);
+      simdgroup_load(diagonal, memory.diagonals + r * 64, 8);
       simdgroup_multiply(sums[c][r], diagonal, sums[c][r]);
-      simdgroup_store(sums[c][r], cache + 8 * r * CHUNK_STRIDE + 8 * at.simdgroup, CHUNK_STRIDE);
+      simdgroup_store(sums[c][r], memory.cache + 8 * r * CHUNK_STRIDE + 8 * at.simdgroup, CHUNK_STRIDE);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = at.index; i < WIDE_ROWS * CHUNK; i += WIDE_THREADS) {
       const uint r = i / CHUNK, d = c * CHUNK + i % CHUNK;
-      if (r < tile.rows && d < Dh) y[row_offset(tile, r, Dh, p) + d] = cache[r * CHUNK_STRIDE + i % CHUNK];
+      if (r < tile.rows && d < Dh) y[row_offset(tile, r, Dh, p) + d] = memory.cache[r * CHUNK_STRIDE + i % CHUNK];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
+}
+
+template <typename E, typename P>
+static inline void attend_wide(device const float *q, device const E *keys, device const E *values, device float *y,
+                               constant P &p, uint Dh, uint2 group, threadgroup float *floats, place at) {
+  const wide_memory memory = {floats + WIDE_QUERIES, floats + WIDE_CACHE, floats + WIDE_SCORES,
+                              floats + WIDE_DIAGONALS, floats + WIDE_CHANGED};
+  const wide_tile tile = tile_at(group, p);
+  row_state state = {LOWEST, 0.0f};
+  wide_sums sums;
+#pragma unroll
+  for (uint c = 0; c < CHUNKS_MAX; c++) {
+#pragma unroll
+    for (uint r = 0; r < ROW_MATRICES; r++) sums[c][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+  // The first barrier is in the first block, and a tile has one.
+  for (uint i = at.index; i < ROW_MATRICES * 64; i += WIDE_THREADS) memory.diagonals[i] = 0.0f;
+  for (uint u = tile.keys.first; u < tile.keys.end; u += KEY_BLOCK) {
+    const uint2 block = uint2(u % p.R, min(uint(KEY_BLOCK), tile.keys.end - u));
+    score_block(q, keys, tile, block, Dh, p, memory, at);
+    const float rescale = soften(memory.scores, state, tile, u, p, at);
+    put_diagonal(memory.diagonals, rescale, at);
+    const bool has_changed = simd_any(rescale != 1.0f);
+    if (at.lane == 0) memory.changed[at.simdgroup] = has_changed ? 1.0f : 0.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    rescale_sums(sums, Dh, memory);
+    add_block(sums, values, tile, block, Dh, p, memory, at);
+  }
+  put_diagonal(memory.diagonals, state.mass == 0.0f ? 0.0f : 1.0f / state.mass, at);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  write_rows(sums, y, tile, Dh, p, memory, at);
 }
 #endif

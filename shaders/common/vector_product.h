@@ -42,6 +42,7 @@ static inline void add_columns(affine_rows rows, affine_shape shape, uint left, 
                                thread float *sums) {
   const uint words = row_words(shape), groups = row_groups(shape);
   const uint word = column * shape.bits / 16, group = column / 64;
+#pragma unroll
   for (uint r = 0; r < SIMD_ROWS; r++) {
     const uint row = min(r, left - 1);
     const float product = code_product(rows.codes + row * words + word, x, shape.bits);

@@ -238,6 +238,43 @@ export const attentionCases: readonly ConformanceCase[] = [
     R: 64,
     scale: 0.1,
   }),
+  ...attentionCase("one head of 64 for many, a chunk", {
+    H: 12,
+    Hkv: 1,
+    Dh: 64,
+    window: 0,
+    T: 9,
+    position: 90,
+    R: 99,
+    scale: 0.125,
+  }),
+  ...attentionCase("three query heads a group, head dim 80, a chunk in a ring", {
+    H: 6,
+    Hkv: 2,
+    Dh: 80,
+    window: 33,
+    T: 11,
+    position: 140,
+    R: 43,
+    scale: 0.1,
+  }),
+  ...attentionCase("window of one key, a chunk", {
+    ...SMALL,
+    window: 1,
+    T: 17,
+    position: 255,
+    R: 17,
+  }),
+  ...attentionCase("scores that rise along the keys, a chunk", {
+    ...SMALL,
+    window: 0,
+    T: 20,
+    position: 100,
+    R: 120,
+    change: (keys) => {
+      for (let i = 0; i < keys.length; i++) keys[i]! *= 1 + Math.floor(i / 64) / 20;
+    },
+  }),
   ...attentionCase("one key far above the others", {
     ...SMALL,
     window: 0,

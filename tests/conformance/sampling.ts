@@ -23,6 +23,17 @@ const tied = (count: number): Logits => {
   return new Float32Array(count).map(() => random.below(7) - 3);
 };
 
+/** A hundred above very many that are alike, which are more than a threadgroup can gather. */
+const crowded = (count: number): Logits => {
+  const logits = new Float32Array(count).fill(1.5);
+  for (let i = 0; i < 100; i++) logits[(i * 7919) % count] = 2 + (i % 40);
+  return logits;
+};
+
+/** So near each other that their bits differ in the last places only. */
+const close = (count: number): Logits =>
+  new Float32Array(count).map((_, i) => 8 + ((i * 31) % 4099) * 2 ** -20);
+
 const equal = (count: number): Logits => new Float32Array(count).fill(-2.5);
 
 const rising = (count: number): Logits => new Float32Array(count).map((_, i) => i / 4096);
@@ -42,7 +53,7 @@ const hopeless = (count: number): Logits =>
     (_, i) => [Number.NaN, Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY][i % 3]!,
   );
 
-const KINDS = { normals, tied, equal, rising, broken, hopeless } as const;
+const KINDS = { normals, tied, crowded, close, equal, rising, broken, hopeless } as const;
 type Kind = keyof typeof KINDS;
 
 function argmaxCase(kind: Kind, T: number, count: number): ConformanceCase {
@@ -134,6 +145,9 @@ export const samplingCases: readonly ConformanceCase[] = [
   candidatesCase("tied", V, 64),
   candidatesCase("equal", V, 64),
   candidatesCase("rising", V, CANDIDATES_MAX),
+  candidatesCase("crowded", V, 64),
+  candidatesCase("crowded", V, CANDIDATES_MAX),
+  candidatesCase("close", V, CANDIDATES_MAX),
   candidatesCase("broken", V, 64),
   candidatesCase("normals", 515, 1),
   candidatesCase("broken", 515, CANDIDATES_MAX),
