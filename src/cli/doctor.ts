@@ -5,6 +5,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
+import type { DeviceKind } from "../engine/libraries.ts";
 import type { DeviceInfo, DiskSpeed, ModelNeeds } from "../engine/machine.ts";
 import { env, environmentVariables, type VariableName } from "../util/env.ts";
 import { sentenceOf } from "../util/errors.ts";
@@ -12,14 +13,14 @@ import { memoryFacts, type MemoryFacts } from "../util/limits.ts";
 import { formatBytes } from "../util/units.ts";
 import { declareCommand } from "./command.ts";
 import { EXIT, exitCodeOf, type ExitCode } from "./exit.ts";
-import { outputArgs, type Values } from "./options.ts";
+import { modelArgs, outputArgs, type Values } from "./options.ts";
 import { columns } from "./models.ts";
 import { withProgress, type WorkContext } from "./run.ts";
 
 export const doctor = declareCommand({
   name: "doctor",
   description: "Say what this machine can run.",
-  args: { json: outputArgs.json },
+  args: { device: modelArgs.device, json: outputArgs.json },
   run: runDoctor,
 });
 
@@ -30,7 +31,7 @@ export interface Findings {
   readonly system: string;
   readonly cpu: { readonly model: string; readonly cores: number };
   readonly memory: MemoryFacts;
-  readonly device?: DeviceInfo & { readonly library: string };
+  readonly device?: DeviceInfo & { readonly kind: DeviceKind; readonly library: string };
   readonly deviceError?: string;
   /** Path of the tokenizer library, or "script". */
   readonly tokenizer: string;
@@ -54,7 +55,7 @@ export interface ModelFinding {
 
 async function runDoctor(values: Values): Promise<ExitCode> {
   return await withProgress(values, async (context) => {
-    const { findings, exitCode } = await examine(context);
+    const { findings, exitCode } = await examine(context, values["device"] as DeviceKind);
     const { out } = context.terminal;
     if (values["json"] === true) out.write(`${JSON.stringify(findings)}\n`);
     else out.write(report(findings));
@@ -64,11 +65,12 @@ async function runDoctor(values: Values): Promise<ExitCode> {
 
 async function examine(
   context: WorkContext,
+  device: DeviceKind | undefined,
 ): Promise<{ readonly findings: Findings; readonly exitCode: ExitCode }> {
   const { default: manifest } = await import("../../package.json");
   const { mferenceHome } = await import("../install/home.ts");
   const memory = memoryFacts();
-  const native = await examineLibraries(context);
+  const native = await examineLibraries(context, device);
   const home = mferenceHome();
   const models = await examineModels(memory.usableBytes);
   const disk = await examineDisk(native.library, home);
@@ -87,19 +89,24 @@ async function examine(
   return { findings, exitCode: native.exitCode };
 }
 
-async function examineLibraries({ terminal, progress }: WorkContext): Promise<{
+async function examineLibraries(
+  { terminal, progress }: WorkContext,
+  wanted: DeviceKind | undefined,
+): Promise<{
   readonly library?: string;
   readonly findings: Pick<Findings, "device" | "deviceError" | "tokenizer" | "notices">;
   readonly exitCode: ExitCode;
 }> {
   try {
-    const { prepareLibraries } = await import("../engine/libraries.ts");
+    const { defaultDevice, prepareLibraries } = await import("../engine/libraries.ts");
+    const kind = wanted ?? defaultDevice();
     const { probeDevice } = await import("../engine/machine.ts");
     const { library, tokenizerLibrary, notices } = await prepareLibraries({
+      device: kind,
       onProgress: (sentence) => terminal.err.write(`${sentence}\n`),
     });
     progress.update("examining the machine");
-    const device = { ...probeDevice(library), library };
+    const device = { ...probeDevice(library), kind, library };
     const tokenizer = tokenizerLibrary ?? "script";
     return { library, findings: { device, tokenizer, notices }, exitCode: EXIT.ok };
   } catch (error) {
@@ -210,8 +217,14 @@ function meaning(name: string): string {
   return environmentVariables[name as VariableName];
 }
 
-function deviceLine({ name, simd, threads, library }: NonNullable<Findings["device"]>): string {
-  const parts = [name, simd, threads > 0 ? `${threads} threads` : ""];
+function deviceLine(device: NonNullable<Findings["device"]>): string {
+  const { kind, name, simd, threads, library } = device;
+  const parts = [
+    kind === "metal" ? "Metal" : "",
+    name,
+    simd,
+    threads > 0 ? `${threads} threads` : "",
+  ];
   return `${parts.filter((part) => part !== "").join(", ")}, ${library}`;
 }
 

@@ -5,6 +5,7 @@
  */
 import path from "node:path";
 import type { EngineClient } from "../engine/client.ts";
+import type { DeviceKind } from "../engine/libraries.ts";
 import type { LoadedInfo } from "../engine/protocol.ts";
 import { env } from "../util/env.ts";
 import { MferenceError } from "../util/errors.ts";
@@ -28,20 +29,26 @@ export interface LoadedModel {
   readonly recordUse: () => Promise<void>;
 }
 
+/** What flags say beyond the load request itself. */
+export interface ModelChoice {
+  readonly model?: string | undefined;
+  readonly device?: DeviceKind | undefined;
+}
+
 /**
  * Loads the model that the flags mean.
  *
  * @throws MferenceError of the groups "model", "install", "native", "format", "engine"
  */
 export async function loadModel(
-  flags: LoadFlags & { readonly model?: string | undefined },
+  flags: LoadFlags & ModelChoice,
   context: LoadContext,
 ): Promise<LoadedModel> {
   const { progress, signal } = context;
   try {
     const { EngineClient } = await import("../engine/client.ts");
-    const { model, ...load } = flags;
-    const preparing = prepareLibraries(context);
+    const { model, device, ...load } = flags;
+    const preparing = prepareLibraries(device, context);
     const choosing = chooseModel(model, context);
     // The engine's thread loads its code meanwhile.
     const starting = EngineClient.start(
@@ -80,10 +87,12 @@ function notice({ terminal, isQuiet }: LoadContext, sentence: string): void {
 }
 
 async function prepareLibraries(
+  device: DeviceKind | undefined,
   context: LoadContext,
 ): Promise<{ library: string; tokenizerLibrary?: string | undefined }> {
   const { prepareLibraries } = await import("../engine/libraries.ts");
   const { notices, ...libraries } = await prepareLibraries({
+    device,
     onProgress: (sentence) => {
       notice(context, sentence);
     },

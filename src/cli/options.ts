@@ -41,8 +41,8 @@ export const modelArgs = {
   },
   device: {
     type: "enum",
-    options: ["cpu"],
-    description: "what computes (default: the best one present)",
+    options: ["metal", "cpu"],
+    description: "what computes (default: Metal on macOS, the CPU elsewhere)",
   },
   verify: {
     type: "enum",

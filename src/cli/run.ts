@@ -2,6 +2,7 @@
  * What `chat` and `generate` have in common: a model loaded for the time of a run, with progress and
  * signals, and closed whatever happens; and the same for long work without a model. Knows no prompt.
  */
+import type { DeviceKind } from "../engine/libraries.ts";
 import type { ExitCode } from "./exit.ts";
 import { type Interrupts, listenForInterrupts } from "./interrupt.ts";
 import { loadModel, type LoadedModel } from "./load.ts";
@@ -22,7 +23,11 @@ export async function withModel(
   values: Values,
   use: (run: ModelRun) => Promise<ExitCode>,
 ): Promise<ExitCode> {
-  const flags = { ...readLoadFlags(values), model: values["model"] as string | undefined };
+  const { model: name, device } = values as {
+    readonly model?: string;
+    readonly device?: DeviceKind;
+  };
+  const flags = { ...readLoadFlags(values), model: name, device };
   const interrupts = listenForInterrupts();
   const terminal = systemTerminal();
   const isQuiet = values["quiet"] === true;

@@ -1,24 +1,13 @@
 /**
- * Builds the CPU device from cpu/ with the system's C compiler when it is missing or stale. The file's
- * name carries a hash of everything it is made from, so that a stale one is never loaded and two first
- * runs cannot disturb each other. Knows which file needs which instructions, and nothing of what they do.
+ * Builds the CPU device from cpu/ with the system's C compiler when it is missing or stale. Knows which
+ * file needs which instructions, and nothing of what they do.
  */
-import { createHash } from "node:crypto";
-import {
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  renameSync,
-  rmSync,
-  statSync,
-  utimesSync,
-} from "node:fs";
+import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
-import { basename, join, relative } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { env } from "../util/env.ts";
-import { MferenceError, sentenceOf } from "../util/errors.ts";
+import { MferenceError } from "../util/errors.ts";
+import { buildFolder, findOrMake, hashOf, ROOT, runCompiler } from "./built.ts";
 
 export type DeviceBuildOptions = {
   /** Folder of the built libraries; `MFERENCE_BUILD_DIR`, else `build` in the repository. */
@@ -34,14 +23,8 @@ export type DeviceBuildOptions = {
 /** One file to compile, and what its instructions need. */
 export type CompileUnit = { readonly source: string; readonly flags: readonly string[] };
 
-const ROOT = join(import.meta.dir, "../..");
 const NAME = "libmference-cpu";
-const SUFFIX = process.platform === "darwin" ? "dylib" : "so";
-const DAY_MS = 24 * 60 * 60 * 1000;
-const KEPT_DAYS = 14;
-const ERROR_LINES = 6;
-/** Between the name of a library and a random end: the folder in which it is made. */
-const TEMPORARY = ".tmp-";
+const TITLE = "the CPU device";
 
 /** Multiplications and additions stay separate unless a kernel fuses them itself: results are the same everywhere. */
 const COMPILE_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden"];
@@ -83,30 +66,23 @@ export function deviceUnits(arch: string = process.arch): CompileUnit[] {
 export async function buildDeviceLibrary(options: DeviceBuildOptions = {}): Promise<string> {
   const given = env("MFERENCE_LIBRARY");
   if (given !== undefined) return given;
-  const buildDir = options.buildDir ?? env("MFERENCE_BUILD_DIR") ?? join(ROOT, "build");
   const compiler = options.compiler ?? env("CC") ?? "";
   const strict = options.isStrict === true ? ["-Werror"] : [];
   const units = deviceUnits().map(({ source, flags }) => ({
     source,
     flags: [...flags, ...strict],
   }));
-  const path = join(buildDir, `${NAME}-${hashInputs(units, compiler)}.${SUFFIX}`);
-  if (existsSync(path)) {
-    markUsed(path);
-    return path;
-  }
-  const command = findCompiler(compiler);
-  options.onProgress?.("Building the CPU device (once, some seconds)");
-  try {
-    mkdirSync(buildDir, { recursive: true });
-    await build(units, command, path);
-    removeOld(buildDir);
-  } catch (cause) {
-    if (cause instanceof MferenceError) throw cause;
-    const reason = `the CPU device cannot be built in ${buildDir}: ${sentenceOf(cause)}`;
-    throw new MferenceError("native.build", reason, { cause });
-  }
-  return path;
+  return await findOrMake({
+    title: TITLE,
+    name: NAME,
+    hash: hashInputs(units, compiler),
+    buildDir: buildFolder(options.buildDir),
+    make: async (path) => {
+      const command = findCompiler(compiler);
+      options.onProgress?.("Building the CPU device (once, some seconds)");
+      await build(units, command, path);
+    },
+  });
 }
 
 function listFiles(folder: string, pattern: RegExp): string[] {
@@ -116,17 +92,12 @@ function listFiles(folder: string, pattern: RegExp): string[] {
     .map((name) => `${folder}/${name}`);
 }
 
-/** Sixteen hexadecimal digits over sources, headers, flags and compiler. */
 function hashInputs(units: readonly CompileUnit[], compiler: string): string {
-  const hash = createHash("sha256");
-  const platform = [process.platform, process.arch, compiler, ...LINK_FLAGS];
-  hash.update(JSON.stringify([platform, units]));
   const headers = ["include", "cpu", "cpu/kernels"].flatMap((folder) => listFiles(folder, /\.h$/));
-  for (const name of [...headers, ...units.map(({ source }) => source)]) {
-    const content = readFileSync(join(ROOT, name));
-    hash.update(`${name}\0${content.length}\0`).update(content);
-  }
-  return hash.digest("hex").slice(0, 16);
+  // The shaders' text is no part of this device.
+  const own = headers.filter((name) => name !== "include/mf_shaders.gen.h");
+  const platform = [process.platform, process.arch, compiler, ...LINK_FLAGS];
+  return hashOf([platform, units], [...own, ...units.map(({ source }) => source)]);
 }
 
 /** The compiler's command, split at spaces so that `CC="ccache gcc"` works. */
@@ -145,79 +116,30 @@ function findCompiler(wanted: string): string[] {
   );
 }
 
-/** Compiles into a folder of its own and moves the result into place. */
+/** Compiles beside the library to be made. */
 async function build(
   units: readonly CompileUnit[],
   compiler: readonly string[],
-  path: string,
+  library: string,
 ): Promise<void> {
-  const folder = mkdtempSync(`${path}${TEMPORARY}`);
-  try {
-    const objects = units.map(({ source }) => join(folder, `${basename(source, ".c")}.o`));
-    const waiting = [...units.entries()];
-    const compileNext = async (): Promise<void> => {
-      for (let next = waiting.shift(); next !== undefined; next = waiting.shift()) {
-        const [index, { source, flags }] = next;
-        await runCompiler([...compiler, ...flags, "-c", source, "-o", objects[index]!], source);
-      }
-    };
-    const workers = Array.from({ length: availableParallelism() }, () =>
-      compileNext().catch((error: unknown) => {
-        // The others end after what they are at, so that none writes into a folder that is gone.
-        waiting.length = 0;
-        throw error;
-      }),
-    );
-    await Promise.allSettled(workers);
-    await Promise.all(workers);
-    const library = join(folder, basename(path));
-    await runCompiler([...compiler, "-o", library, ...objects, ...LINK_FLAGS], "linking");
-    renameSync(library, path);
-  } finally {
-    rmSync(folder, { recursive: true, force: true });
-  }
-}
-
-async function runCompiler(command: string[], what: string): Promise<void> {
-  const child = Bun.spawn(command, {
-    cwd: ROOT,
-    stdin: "ignore",
-    stdout: "ignore",
-    stderr: "pipe",
-  });
-  const [errors, status] = await Promise.all([new Response(child.stderr).text(), child.exited]);
-  if (status === 0) return;
-  const lines = errors.split("\n").filter((line) => line.trim() !== "");
-  const first = lines.slice(0, ERROR_LINES).join("\n");
-  throw new MferenceError(
-    "native.build",
-    `${command[0]} failed (${what}, status ${status}) while building the CPU device:\n${first}`,
+  const run = (command: string[], step: string): Promise<void> =>
+    runCompiler(command, { step, title: TITLE });
+  const objects = units.map(({ source }) => join(dirname(library), `${basename(source, ".c")}.o`));
+  const waiting = [...units.entries()];
+  const compileNext = async (): Promise<void> => {
+    for (let next = waiting.shift(); next !== undefined; next = waiting.shift()) {
+      const [index, { source, flags }] = next;
+      await run([...compiler, ...flags, "-c", source, "-o", objects[index]!], source);
+    }
+  };
+  const workers = Array.from({ length: availableParallelism() }, () =>
+    compileNext().catch((error: unknown) => {
+      // The others end after what they are at, so that none writes into a folder that is gone.
+      waiting.length = 0;
+      throw error;
+    }),
   );
-}
-
-/** A library in use stays young; once a day is enough. */
-function markUsed(path: string): void {
-  const now = new Date();
-  try {
-    if (now.getTime() - statSync(path).mtimeMs > DAY_MS) utimesSync(path, now, now);
-  } catch {
-    // A folder of somebody else: then somebody else clears it.
-  }
-}
-
-/** Libraries of other sources go once nobody has used them for long, leftovers of killed builds too. */
-function removeOld(buildDir: string): void {
-  for (const name of readdirSync(buildDir)) {
-    if (!name.startsWith(`${NAME}-`)) continue;
-    const path = join(buildDir, name);
-    const ageMs = Date.now() - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? Date.now());
-    const keptMs = name.includes(TEMPORARY) ? DAY_MS : KEPT_DAYS * DAY_MS;
-    if (ageMs > keptMs) rmSync(path, { recursive: true, force: true });
-  }
-}
-
-/** The path for people. */
-export function describeLibrary(path: string): string {
-  const near = relative(process.cwd(), path);
-  return near.startsWith("..") ? path : near;
+  await Promise.allSettled(workers);
+  await Promise.all(workers);
+  await run([...compiler, "-o", library, ...objects, ...LINK_FLAGS], "linking");
 }

@@ -17,6 +17,7 @@ const FINDINGS: Findings = {
   cpu: { model: "A processor", cores: 2 },
   memory: { totalBytes: 8e9, availableBytes: 6e9, limitBytes: 4e9, usableBytes: 3e9 },
   device: {
+    kind: "cpu",
     name: "CPU",
     simd: "avx2",
     threads: 2,

@@ -1,7 +1,5 @@
-/** The device library that tests run on, built if its sources changed. */
-import { buildDeviceLibrary } from "../../src/native/build.ts";
-
-export const library: string = await buildDeviceLibrary();
+/** The device library that tests run on, and what they load. */
+export { library } from "../fixtures/devices.ts";
 
 /** The fixtures of the repository. */
 export const FIXTURES = `${import.meta.dir}/../fixtures/golden`;
