@@ -31,6 +31,8 @@ struct Configuration: Sendable {
   var cacheDirectory: String
   /// SOFTMETAL_FAIL: failures to inject.
   var injection: Injection
+  /// SOFTMETAL_FAULT: the file of a fault to plant in shaders.
+  var fault: Fault?
 
   static let current = Configuration(environment: ProcessInfo.processInfo.environment)
 
@@ -59,6 +61,9 @@ struct Configuration: Sendable {
       ?? "/tmp/softmetal-\(getuid())"
     do {
       injection = try Injection(environment["SOFTMETAL_FAIL"] ?? "")
+      fault = try environment["SOFTMETAL_FAULT"].map {
+        try Fault(String(contentsOfFile: $0, encoding: .utf8))
+      }
     } catch {
       fatalError("\(error)")
     }

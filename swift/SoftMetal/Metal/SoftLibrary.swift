@@ -11,6 +11,7 @@ final class SoftLibrary: MTLLibrary, @unchecked Sendable {
     init(device: SoftDevice, source: String, options: MTLCompileOptions) throws {
         owner = device
         self.options = options
+        let source = try device.configuration.fault?.plant(in: source) ?? source
         preprocessed = try Toolchain(configuration: device.configuration).preprocess(source, options: options)
         general = try Self.build(preprocessed, constants: ConstantLiterals(), options: options, device: device)
     }

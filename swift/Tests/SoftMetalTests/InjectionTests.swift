@@ -69,4 +69,14 @@ import Testing
     #expect(throws: Injection.Mistake.self) { try Injection("bufer") }
     #expect(throws: Injection.Mistake.self) { try Injection("buffer:0") }
   }
+
+  @Test func faultsInShaders() throws {
+    #expect(try Fault("a\n=>\nb\n").plant(in: "xay") == "xby")
+    #expect(try Fault("f(\n=>\na\n=>\n").plant(in: "a f(a a)") == "a f( a)")
+    #expect(throws: Fault.Mistake.self) { try Fault("a\n=>\nb").plant(in: "aa") }
+    #expect(throws: Fault.Mistake.self) { try Fault("a\n=>\nb").plant(in: "x") }
+    #expect(throws: Fault.Mistake.self) { try Fault("b") }
+    let faulty = Harness { $0.fault = try? Fault("x[0] = n\n=>\nx[0] = n +") }
+    #expect(failure { _ = try faulty.device.makeLibrary(source: source, options: nil) }.contains("expected expression"))
+  }
 }
