@@ -9,6 +9,7 @@ constant uint embed_bits [[function_constant(MF_CONSTANT_EMBED_AFFINE_BITS)]];
 // y[t, d] = (scale[id, d / 64] * code[id, d] + bias[id, d / 64]) * multiplier; id = ids[t]
 // Source: the layout of MLX checkpoints. A threadgroup for each token, four columns a thread. An id outside
 // the table gives NaN. Tolerance 3e-7 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void embed_affine(device const uint *ids [[buffer(MF_EMBED_AFFINE_IDS)]],
                          device const ushort *codes [[buffer(MF_EMBED_AFFINE_CODES)]],
                          device const ushort *scales [[buffer(MF_EMBED_AFFINE_SCALES)]],

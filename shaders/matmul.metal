@@ -15,6 +15,7 @@ constant uint gated_matmul_activation [[function_constant(MF_CONSTANT_GATED_MATM
 // y[t, o] = sum_i (scale[o, i / 64] * code[o, i] + bias[o, i / 64]) * x[t, i]
 // Few tokens: two SIMD-groups of SIMD_ROWS rows; the grid is (blocks of 8 rows, tokens). x and the sums are
 // float32 whatever `activationBits` allows. Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(64)]]
 kernel void matmul_affine(device const float *x [[buffer(MF_MATMUL_AFFINE_X)]],
                           device const ushort *codes [[buffer(MF_MATMUL_AFFINE_CODES)]],
                           device const ushort *scales [[buffer(MF_MATMUL_AFFINE_SCALES)]],
@@ -33,6 +34,7 @@ kernel void matmul_affine(device const float *x [[buffer(MF_MATMUL_AFFINE_X)]],
 }
 
 // The same for many tokens; the grid is (tiles of 32 tokens, tiles of 64 rows).
+[[max_total_threads_per_threadgroup(128)]]
 kernel void matmul_affine_wide(device const float *x [[buffer(MF_MATMUL_AFFINE_X)]],
                                device const ushort *codes [[buffer(MF_MATMUL_AFFINE_CODES)]],
                                device const ushort *scales [[buffer(MF_MATMUL_AFFINE_SCALES)]],
@@ -58,6 +60,7 @@ kernel void matmul_affine_wide(device const float *x [[buffer(MF_MATMUL_AFFINE_X
 
 // y[t, f] = act(sum_i gate[f, i] * x[t, i]) * (sum_i up[f, i] * x[t, i])
 // As matmul_affine, gate and up rows together. Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(64)]]
 kernel void gated_matmul_affine(device const float *x [[buffer(MF_GATED_MATMUL_AFFINE_X)]],
                                 device const ushort *gate_codes [[buffer(MF_GATED_MATMUL_AFFINE_GATE_CODES)]],
                                 device const ushort *gate_scales [[buffer(MF_GATED_MATMUL_AFFINE_GATE_SCALES)]],
@@ -84,6 +87,7 @@ kernel void gated_matmul_affine(device const float *x [[buffer(MF_GATED_MATMUL_A
 
 // The same for many tokens; the grid is (tiles of 32 tokens, tiles of 32 features): half of a tile's rows are
 // the gate's, half those of up.
+[[max_total_threads_per_threadgroup(128)]]
 kernel void gated_matmul_affine_wide(
     device const float *x [[buffer(MF_GATED_MATMUL_AFFINE_X)]],
     device const ushort *gate_codes [[buffer(MF_GATED_MATMUL_AFFINE_GATE_CODES)]],

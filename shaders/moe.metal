@@ -18,6 +18,7 @@ constant uint routed_down_bits [[function_constant(MF_CONSTANT_ROUTED_DOWN_BITS)
 // the best expert after the last in the order of choice. A token with a score that is not finite gets experts
 // 0 to K - 1 and weights NaN, so that nothing behind it reads out of bounds and its logits tell.
 // Tolerance 1e-6 and 2e-6 of the largest weight; ids are exact.
+[[max_total_threads_per_threadgroup(32)]]
 kernel void router_topk(device const float *scores [[buffer(MF_ROUTER_TOPK_SCORES)]],
                         device const ushort *expert_scale [[buffer(MF_ROUTER_TOPK_EXPERT_SCALE)]],
                         device uint *ids [[buffer(MF_ROUTER_TOPK_IDS)]],
@@ -104,6 +105,7 @@ static inline void gate_rows(affine_rows gate, affine_rows up, affine_shape shap
 
 // hidden[p, f] = act(gate[f] . x[p / K]) * (up[f] . x[p / K]) for each pair p of each group
 // Few tokens; the grid is (blocks of 8 features, groups). Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(64)]]
 kernel void routed_gate(device const uchar *slab [[buffer(MF_ROUTED_GATE_SLAB)]],
                         device const float *x [[buffer(MF_ROUTED_GATE_X)]],
                         device const uint *groups [[buffer(MF_ROUTED_GATE_GROUPS)]],
@@ -121,6 +123,7 @@ kernel void routed_gate(device const uchar *slab [[buffer(MF_ROUTED_GATE_SLAB)]]
 }
 
 // The same for many tokens; the grid is (tiles of 32 features, groups).
+[[max_total_threads_per_threadgroup(128)]]
 kernel void routed_gate_wide(device const uchar *slab [[buffer(MF_ROUTED_GATE_SLAB)]],
                              device const float *x [[buffer(MF_ROUTED_GATE_X)]],
                              device const uint *groups [[buffer(MF_ROUTED_GATE_GROUPS)]],
@@ -179,6 +182,7 @@ static inline void down_rows(affine_rows down, affine_shape shape, uint2 range, 
 
 // y[p, d] = down[d] . hidden[p] for each pair p of each group
 // Few tokens; the grid is (blocks of 8 components, groups). Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(64)]]
 kernel void routed_down(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SLAB)]],
                         device const float *hidden [[buffer(MF_ROUTED_DOWN_HIDDEN)]],
                         device const uint *groups [[buffer(MF_ROUTED_DOWN_GROUPS)]],
@@ -195,6 +199,7 @@ kernel void routed_down(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SLAB)]]
 }
 
 // The same for many tokens; the grid is (tiles of 64 components, groups).
+[[max_total_threads_per_threadgroup(128)]]
 kernel void routed_down_wide(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SLAB)]],
                              device const float *hidden [[buffer(MF_ROUTED_DOWN_HIDDEN)]],
                              device const uint *groups [[buffer(MF_ROUTED_DOWN_GROUPS)]],
@@ -232,6 +237,7 @@ kernel void routed_down_wide(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SL
 
 // y[t, d] = sum_k weights[t, k] * experts[t * K + k, d], k ascending
 // The grid is (blocks of 256 components, tokens). Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void routed_reduce(device const float *experts [[buffer(MF_ROUTED_REDUCE_EXPERTS)]],
                           device const float *weights [[buffer(MF_ROUTED_REDUCE_WEIGHTS)]],
                           device float *y [[buffer(MF_ROUTED_REDUCE_Y)]],

@@ -13,6 +13,7 @@ static inline float inverse_rms(float squares, uint D, float eps) {
 
 // y[t, d] = x[t, d] * rsqrt(mean_d(x[t]^2) + eps) * weight[d]
 // Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void rms_norm(device const float *x [[buffer(MF_RMS_NORM_X)]],
                      device const ushort *weight [[buffer(MF_RMS_NORM_WEIGHT)]],
                      device float *y [[buffer(MF_RMS_NORM_Y)]],
@@ -32,6 +33,7 @@ kernel void rms_norm(device const float *x [[buffer(MF_RMS_NORM_X)]],
 // x[t] += N(branch[t]; postNorm); shared[t] = N(x[t]; sharedNorm); routed[t] = N(x[t]; routedNorm);
 // router[t, d] = x[t, d] * rsqrt(mean_d(x[t]^2) + eps) * routerScale[d] * routerFactor
 // Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void sandwich_setup(device float *x [[buffer(MF_SANDWICH_SETUP_X)]],
                            device const float *branch [[buffer(MF_SANDWICH_SETUP_BRANCH)]],
                            device const ushort *post_norm [[buffer(MF_SANDWICH_SETUP_POST_NORM)]],
@@ -67,6 +69,7 @@ kernel void sandwich_setup(device float *x [[buffer(MF_SANDWICH_SETUP_X)]],
 
 // x[t] = (x[t] + N(N(shared[t]; sharedNorm) + N(routed[t]; routedNorm); sumNorm)) * layerScalar[0]
 // Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void sandwich_tail(device float *x [[buffer(MF_SANDWICH_TAIL_X)]],
                           device const float *shared [[buffer(MF_SANDWICH_TAIL_SHARED)]],
                           device const float *routed [[buffer(MF_SANDWICH_TAIL_ROUTED)]],

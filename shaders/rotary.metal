@@ -31,6 +31,7 @@ static inline float2 cosine_and_sine(float angle) {
 
 // table[t, n] = (cos a, sin a); a = float32(float32(position + t) * frequencies[n])
 // A thread for each pair; the grid is (blocks of 256 pairs, tokens). Tolerance 2e-7.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void rope_table(device const float *frequencies [[buffer(MF_ROPE_TABLE_FREQUENCIES)]],
                        device packed_float2 *table [[buffer(MF_ROPE_TABLE_TABLE)]],
                        constant mf_rope_table_params &p [[buffer(MF_ROPE_TABLE_PARAMS)]],
@@ -106,6 +107,7 @@ static inline void epilogue_head(qkv_buffers<E> b, uint head, uint t, constant P
 // slot = (position + t) mod R; component i pairs with i + N.
 // Sources: arXiv 1910.07467, arXiv 2104.09864. A SIMD-group for each head; the grid is (heads in fours,
 // tokens). Tolerance 1e-6 and 3e-6 of the largest value.
+[[max_total_threads_per_threadgroup(128)]]
 kernel void qkv_epilogue_f32(device float *q [[buffer(MF_QKV_EPILOGUE_F32_Q)]],
                              device const float *k [[buffer(MF_QKV_EPILOGUE_F32_K)]],
                              device const float *v [[buffer(MF_QKV_EPILOGUE_F32_V)]],
@@ -124,6 +126,7 @@ kernel void qkv_epilogue_f32(device float *q [[buffer(MF_QKV_EPILOGUE_F32_Q)]],
 }
 
 // The same into a cache of half precision, rounded to nearest even. Tolerance 6e-4 of the largest value.
+[[max_total_threads_per_threadgroup(128)]]
 kernel void qkv_epilogue_f16(device float *q [[buffer(MF_QKV_EPILOGUE_F16_Q)]],
                              device const float *k [[buffer(MF_QKV_EPILOGUE_F16_K)]],
                              device const float *v [[buffer(MF_QKV_EPILOGUE_F16_V)]],

@@ -35,6 +35,7 @@ kernel void argmax(device const float *logits [[buffer(MF_ARGMAX_LOGITS)]],
 // y[i] = cap > 0 ? cap * tanh(x[i] / cap) : x[i]
 // Source: arXiv 2408.00118, section 2. Beyond 16 the tangent is 1 to float32, infinities included; what is not
 // a number stays so. Tolerance 1e-6 and 1e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void softcap(device const float *x [[buffer(MF_SOFTCAP_X)]],
                     device float *y [[buffer(MF_SOFTCAP_Y)]],
                     constant mf_softcap_params &p [[buffer(MF_SOFTCAP_PARAMS)]],
@@ -51,6 +52,7 @@ kernel void softcap(device const float *x [[buffer(MF_SOFTCAP_X)]],
 // Source: arXiv 1909.05858, section 4.1. One threadgroup; each thread walks the whole list and takes the ids that
 // are its own by their remainder, so that an id listed twice is penalised twice, in order. Ids beyond the
 // vocabulary are passed over. Tolerance 2e-7 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void penalize(device float *logits [[buffer(MF_PENALIZE_LOGITS)]],
                      device const uint *ids [[buffer(MF_PENALIZE_IDS)]],
                      constant mf_penalize_params &p [[buffer(MF_PENALIZE_PARAMS)]],

@@ -203,16 +203,30 @@ test.each(["gen-kernels", "gen-shaders"])("what %s.ts makes is fresh", (script) 
   expect(exitCode).toBe(0);
 });
 
-test("every kernel has its function in the shaders, and its wide one if it has many rows", () => {
-  const shaders = readdirSync(join(ROOT, "shaders"))
+/** Functions of the shaders and the threads of a threadgroup that each is compiled for. */
+const shaderFunctions = new Map(
+  readdirSync(join(ROOT, "shaders"))
     .filter((name) => name.endsWith(".metal"))
-    .map((name) => readFileSync(join(ROOT, "shaders", name), "utf8"))
-    .join("\n");
-  const found = [...shaders.matchAll(/^kernel void (\w+)\(/gm)].map(([, name]) => name!);
-  const wanted = catalogue.flatMap(({ name, wide }) =>
-    wide === undefined ? [name] : [name, `${name}_wide`],
-  );
-  expect(found.toSorted()).toEqual(wanted.toSorted());
+    .flatMap((name) => [
+      ...readFileSync(join(ROOT, "shaders", name), "utf8").matchAll(
+        /^\[\[max_total_threads_per_threadgroup\((\d+)\)\]\]\nkernel void (\w+)\(/gm,
+      ),
+    ])
+    .map(([, threads, name]) => [name!, Number(threads)] as const),
+);
+
+test("every kernel has its function in the shaders, compiled for the threads of its grid", () => {
+  const wanted = catalogue.flatMap(({ name, params, grid, wide }) => {
+    const threadsAt = (rows: number): number => {
+      const all = Object.fromEntries(
+        Object.keys(params).map((key) => [key, key === "T" ? rows : 64]),
+      );
+      return grid(all as never).threads.reduce((a, b) => a * b);
+    };
+    const few: [string, number] = [name, threadsAt(wide === undefined ? 64 : wide.least - 1)];
+    return wide === undefined ? [few] : [few, [`${name}_wide`, threadsAt(wide.least)] as const];
+  });
+  expect(Object.fromEntries(shaderFunctions)).toEqual(Object.fromEntries(wanted));
 });
 
 test("file names say what a file holds", () => {
