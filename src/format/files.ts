@@ -60,7 +60,7 @@ export function openRegular(filePath: string, options: OpenOptions): OpenFile {
 function openError(filePath: string, error: unknown, options: OpenOptions): MferenceError {
   const code = (error as NodeJS.ErrnoException).code;
   if (code === "ENOENT" || code === "ENOTDIR") {
-    return new MferenceError(options.missing, `${filePath} is missing`, { cause: error });
+    return new MferenceError(options.missing, missingSentence(filePath, options), { cause: error });
   }
   if (code === "ELOOP" || code === "EMLINK") {
     return new MferenceError(
@@ -74,6 +74,13 @@ function openError(filePath: string, error: unknown, options: OpenOptions): Mfer
   });
 }
 
+/** A package is made again; what belongs to a checkpoint only its owner can bring back. */
+function missingSentence(filePath: string, { missing }: OpenOptions): string {
+  return missing === "install.missing"
+    ? `${filePath} is missing; install the model again`
+    : `${filePath} is missing`;
+}
+
 /**
  * Opens a file of a package by its relative path; neither the file nor a folder on the way may be a
  * link. The package's own folder may.
@@ -83,7 +90,9 @@ export function openInside(root: string, relativePath: string, options: OpenOpti
   for (let depth = 1; depth < components.length; depth += 1) {
     const folder = path.join(root, ...components.slice(0, depth));
     const status = fs.lstatSync(folder, { throwIfNoEntry: false });
-    if (status === undefined) throw new MferenceError(options.missing, `${folder} is missing`);
+    if (status === undefined) {
+      throw new MferenceError(options.missing, missingSentence(folder, options));
+    }
     if (!status.isDirectory()) {
       throw new MferenceError(
         options.unsafe,

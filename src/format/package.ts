@@ -198,7 +198,8 @@ export function readManifestBytes(root: string): Uint8Array {
   if (fs.lstatSync(path.join(root, MANIFEST_FILE), { throwIfNoEntry: false }) === undefined) {
     throw new MferenceError(
       "model.partial",
-      `${root} has no manifest.json: its install is not complete; remove the folder and install the model again`,
+      // Nobody is told to remove a folder that may hold anything: a mistyped path ends here too.
+      `${root} has no manifest.json: it is no model package, or its install did not finish; install the model again, or name another folder`,
     );
   }
   const file = openInside(root, MANIFEST_FILE, { missing: "model.partial", unsafe: "format.path" });

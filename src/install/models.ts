@@ -112,14 +112,23 @@ function describe(name: string, directory: string, lastUsed: string | undefined)
   }
 }
 
+/** What lies in a folder now; an install may be moving it at this moment. */
 function bytesBelow(folder: string): number {
   let bytes = 0;
-  for (const relative of fs.readdirSync(folder, { recursive: true }) as string[]) {
+  for (const relative of entriesBelow(folder)) {
     const status = fs.lstatSync(path.join(folder, relative), { throwIfNoEntry: false });
     // A file being filled is sparse; what counts is what it takes.
     if (status?.isFile() === true) bytes += Math.min(status.size, status.blocks * 512);
   }
   return bytes;
+}
+
+function entriesBelow(folder: string): readonly string[] {
+  try {
+    return fs.readdirSync(folder, { recursive: true }) as string[];
+  } catch {
+    return [];
+  }
 }
 
 /**
@@ -133,9 +142,16 @@ export function resolveModel(
   home: string = mferenceHome(),
 ): ResolvedModel {
   if (nameOrFolder !== undefined) return resolveNamed(nameOrFolder, home);
-  const installed = listModels(home).filter(({ status }) => status === "installed");
+  const models = listModels(home);
+  const installed = models.filter(({ status }) => status === "installed");
   const [first] = installed;
   if (first === undefined) {
+    // One that is damaged is not none: its owner wants to know.
+    const damaged = models.find(
+      ({ directory }) =>
+        directory.endsWith(PACKAGE_SUFFIX) && fs.existsSync(path.join(directory, MANIFEST_FILE)),
+    );
+    if (damaged !== undefined) throw cannotBeUsed(damaged.name, damaged.reason);
     throw new MferenceError(
       "model.none",
       `no model is installed in ${path.join(home, "models")}; install one with "mference install demo"`,
@@ -172,15 +188,14 @@ function resolveNamed(nameOrFolder: string, home: string): ResolvedModel {
     const models = listModels(home);
     const entry = models.find((model) => model.name === name.normalize("NFC"));
     if (entry?.status === "installed") return { ...place(entry), reason: "named" };
-    if (entry !== undefined) {
-      throw new MferenceError(
-        "model.partial",
-        `the model "${name}" is not complete: ${entry.reason}`,
-      );
-    }
+    if (entry !== undefined) throw cannotBeUsed(name, entry.reason);
     if (!fs.existsSync(nameOrFolder)) throw unknownModel(nameOrFolder, models);
   }
   return resolveFolder(nameOrFolder);
+}
+
+function cannotBeUsed(name: string, reason: string | undefined): MferenceError {
+  return new MferenceError("model.partial", `the model "${name}" cannot be used: ${reason}`);
 }
 
 function resolveFolder(folder: string): ResolvedModel {

@@ -97,7 +97,7 @@ describe("a damaged package is refused before any token", () => {
   test.each([
     [WEIGHTS, "cut", "format.changed", "bytes, but its package recorded"],
     [WEIGHTS, "altered", "format.changed", "is damaged: its SHA-256 is"],
-    [WEIGHTS, "removed", "install.missing", "is missing"],
+    [WEIGHTS, "removed", "install.missing", "is missing; install the model again"],
     [LAYER, "cut", "format.changed", "bytes, but its package recorded"],
     [LAYER, "altered", "format.changed", "is damaged: its SHA-256 is"],
     [LAYER, "removed", "install.missing", "is missing"],

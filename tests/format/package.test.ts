@@ -51,7 +51,7 @@ describe("openPackage", () => {
       "no manifest",
       (d) => fs.rmSync(`${d}/manifest.json`),
       "model.partial",
-      "install is not complete",
+      "install did not finish",
     ],
     [
       "a manifest beyond the cap",

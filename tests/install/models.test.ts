@@ -52,7 +52,7 @@ describe("listModels", () => {
       hasText: false,
     });
     expect(found[0]!.bytes).toBeGreaterThan(1_000_000);
-    expect(found[1]!.reason).toContain("not complete");
+    expect(found[1]!.reason).toContain("did not finish");
     expect(found[2]!.reason).toContain('"other"');
     expect(found[3]!.bytes).toBe(5);
   });
@@ -100,12 +100,29 @@ describe("resolveModel", () => {
     ["/does/not/exist", "model.unknown", "no package folder"],
     [path.join(GOLDEN, "gemma4-a"), "model.unknown", "mference install --source"],
     [GOLDEN, "model.partial", "no manifest.json"],
-    ["half", "model.partial", "not complete"],
+    ["half", "model.partial", "cannot be used"],
   ])("refuses %s", async (name, code, sentence) => {
     const home = await homeWith("a");
     fs.mkdirSync(path.join(home, "models", "half.gturbo"));
     expect(() => resolveModel(name, home)).toThrow(sentence);
     expect(() => resolveModel(name, home)).toThrow(expect.objectContaining({ code }));
+  });
+
+  test("does not advise to remove a folder that is no package", () => {
+    const folder = temporaryFolder();
+    expect(() => resolveModel(folder, temporaryFolder())).not.toThrow(/remove|delete/);
+  });
+
+  test("says what is wrong with the only model instead of that there is none", async () => {
+    const home = await homeWith("a");
+    const manifest = path.join(home, "models", "a.gturbo", "manifest.json");
+    fs.writeFileSync(manifest, "");
+    expect(() => resolveModel(undefined, home)).toThrow(/"a" .*not valid JSON/);
+    // An install that was killed is none, however far it came.
+    fs.renameSync(path.dirname(manifest), `${path.dirname(manifest)}.partial`);
+    expect(() => resolveModel(undefined, home)).toThrow(
+      expect.objectContaining({ code: "model.none" }),
+    );
   });
 
   test("remembering in a home that cannot be written is no failure", () => {
