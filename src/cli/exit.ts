@@ -54,7 +54,6 @@ const CODE_EXITS: Readonly<Partial<Record<ErrorCode, ExitCode>>> = {
   "native.build": EXIT.native,
   "native.load": EXIT.native,
   "native.abi": EXIT.native,
-  "native.lock": EXIT.native,
   "native.cancelled": EXIT.interrupted,
   "install.cancelled": EXIT.interrupted,
   "install.source": EXIT.damaged,

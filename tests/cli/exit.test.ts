@@ -21,6 +21,7 @@ test.each<[ErrorCode, number]>([
   ["install.exists", 6],
   ["native.build", 7],
   ["native.call", 1],
+  ["native.lock", 1],
   ["install.cancelled", 130],
 ])("%s ends with %i", (code, exit) => {
   expect(exitCodeOf(new MferenceError(code, "x"))).toBe(exit as never);
