@@ -107,7 +107,8 @@ class AnswerView {
     this.#endLine(result.reason !== "cancelled" || this.#printed !== "");
     if (!style.isQuiet) {
       terminal.err.write(`${terminal.dim(footer(result))}\n`);
-      const advice = adviceOn(result, this.#content);
+      const hasBegun = style.printsIds === true || this.#content.trim() !== "";
+      const advice = adviceOn(result, hasBegun);
       if (advice !== undefined) terminal.err.write(`${advice}\n`);
     }
     const { content, reasoning, toolCalls } = {
@@ -182,10 +183,10 @@ export function tokensPerSecond({ newTokens, decodeSeconds }: GenerateStats): nu
 }
 
 /** What the user may do about an answer that did not end by itself. */
-function adviceOn({ reason, stats }: GenerateResult, content: string): string | undefined {
+function adviceOn({ reason, stats }: GenerateResult, hasBegun: boolean): string | undefined {
   if (reason === "maxTokens") {
-    const isThoughtOnly = content.trim() === "" ? " before the answer began" : "";
-    return `the answer was cut after ${stats.newTokens} tokens${isThoughtOnly}; raise --max-new for more`;
+    const when = hasBegun ? "" : " before the answer began";
+    return `the answer was cut after ${stats.newTokens} tokens${when}; raise --max-new for more`;
   }
   if (reason === "context") return "the context is full; a larger --context holds more";
   return undefined;

@@ -50,6 +50,11 @@ export async function loadModel(
     const { model, device, ...load } = flags;
     const preparing = prepareLibraries(device, context);
     const choosing = chooseModel(model, context);
+    // An install that has ended must not seem to go on while a library is still being built.
+    choosing.then(
+      () => progress.update("waiting for the native libraries"),
+      () => undefined,
+    );
     // The engine's thread loads its code meanwhile.
     const starting = EngineClient.start(
       Promise.all([preparing, choosing]).then(([libraries, { name, directory }]) => {

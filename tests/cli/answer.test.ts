@@ -68,7 +68,11 @@ describe("showAnswer", () => {
 
   test("ids are printed where there is no text", async () => {
     const events = [4, 5, 6].map((id) => ({ type: "token", id }) as const);
-    expect((await show({ events }, { printsIds: true })).stdout).toBe("4 5 6\n");
+    const reply = { events, reason: "maxTokens" } as const;
+    const { stdout, stderr } = await show(reply, { printsIds: true });
+    expect(stdout).toBe("4 5 6\n");
+    expect(stderr).toContain("cut after 3 tokens; raise");
+    expect((await show(reply)).stderr).toContain("cut after 3 tokens before the answer began");
   });
 
   test("control characters do not reach a terminal, and pass elsewhere", async () => {
