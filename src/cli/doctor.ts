@@ -7,6 +7,7 @@ import os from "node:os";
 import path from "node:path";
 import type { DeviceKind } from "../engine/libraries.ts";
 import type { DeviceInfo, DiskSpeed, ModelNeeds } from "../engine/machine.ts";
+import { embedded } from "../util/embedded.ts";
 import { env, environmentVariables, type VariableName } from "../util/env.ts";
 import { sentenceOf } from "../util/errors.ts";
 import { memoryFacts, type MemoryFacts } from "../util/limits.ts";
@@ -28,6 +29,8 @@ export const doctor = declareCommand({
 export interface Findings {
   readonly version: string;
   readonly bun: string;
+  /** What a compiled program needs of its system, in words. */
+  readonly needs?: string;
   readonly system: string;
   readonly cpu: { readonly model: string; readonly cores: number };
   readonly memory: MemoryFacts;
@@ -74,9 +77,11 @@ async function examine(
   const home = mferenceHome();
   const models = await examineModels(memory.usableBytes);
   const disk = await examineDisk(native.library, home);
+  const needs = embedded()?.needs;
   const findings: Findings = {
     version: manifest.version,
     bun: Bun.version,
+    ...(needs === undefined ? {} : { needs }),
     system: `${process.platform} ${process.arch} ${os.release()}`,
     cpu: { model: os.cpus()[0]?.model.trim() ?? "unknown", cores: os.availableParallelism() },
     memory,
@@ -191,6 +196,7 @@ export function report(findings: Findings): string {
     memory.limitBytes === undefined ? "no limit" : `limit ${formatBytes(memory.limitBytes)}`;
   const lines: [string, string][] = [
     ["program", `mference ${findings.version} on Bun ${findings.bun}, ${findings.system}`],
+    ...(findings.needs === undefined ? [] : [["needs", findings.needs] as [string, string]]),
     ["processor", `${cpu.model}, ${cpu.cores} cores usable`],
     [
       "memory",

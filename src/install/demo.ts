@@ -1,5 +1,6 @@
 import fs from "node:fs";
 import path from "node:path";
+import { embedded, withCopies } from "../util/embedded.ts";
 import { MferenceError } from "../util/errors.ts";
 import { MANIFEST_FILE } from "../format/paths.ts";
 import { checkCancelled } from "./copy.ts";
@@ -27,13 +28,25 @@ export function demoSource(): string {
   );
 }
 
+/** Runs `use` with a folder of the checkpoint: the program's own for that time, else the repository's. */
+async function withDemoSource<T>(use: (source: string) => Promise<T>): Promise<T> {
+  const carried = embedded();
+  if (carried === undefined) return await use(demoSource());
+  const files = carried.files["demo"];
+  if (files !== undefined) return await withCopies(files, use);
+  throw new MferenceError(
+    "install.source",
+    "this program was built without the demo; install a model of your own with `mference install --source DIR`",
+  );
+}
+
 /**
  * Installs the bundled checkpoint.
  *
- * @throws MferenceError as `installLocal` does
+ * @throws MferenceError as `installLocal` does, "install.source" when the program carries none
  */
 export function installDemo(options: DemoOptions = {}): Promise<Installed> {
-  return installLocal({ ...options, source: demoSource(), name: DEMO_NAME });
+  return withDemoSource((source) => installLocal({ ...options, source, name: DEMO_NAME }));
 }
 
 /**
@@ -44,21 +57,23 @@ export async function ensureDemo(
   options: DemoOptions & { readonly onWait?: () => void } = {},
 ): Promise<string> {
   const directory = packageDirectory(DEMO_NAME, options.models ?? modelsHome());
-  let isWaiting = false;
-  for (;;) {
-    if (fs.existsSync(path.join(directory, MANIFEST_FILE))) return directory;
-    try {
-      return (await installDemo(options)).directory;
-    } catch (error) {
-      const code = error instanceof MferenceError ? error.code : undefined;
-      const isDone =
-        code === "install.exists" && fs.existsSync(path.join(directory, MANIFEST_FILE));
-      if (isDone) return directory;
-      if (code !== "install.busy") throw error;
+  const isThere = (): boolean => fs.existsSync(path.join(directory, MANIFEST_FILE));
+  if (isThere()) return directory;
+  return await withDemoSource(async (source) => {
+    let isWaiting = false;
+    for (;;) {
+      try {
+        return (await installLocal({ ...options, source, name: DEMO_NAME })).directory;
+      } catch (error) {
+        const code = error instanceof MferenceError ? error.code : undefined;
+        if (code === "install.exists" && isThere()) return directory;
+        if (code !== "install.busy") throw error;
+      }
+      if (!isWaiting) options.onWait?.();
+      isWaiting = true;
+      await Bun.sleep(WAIT_MS);
+      checkCancelled(options.signal);
+      if (isThere()) return directory;
     }
-    if (!isWaiting) options.onWait?.();
-    isWaiting = true;
-    await Bun.sleep(WAIT_MS);
-    checkCancelled(options.signal);
-  }
+  });
 }

@@ -41,12 +41,13 @@ const BUILD_SECONDS_MAX = 1200;
 
 /**
  * The tokenizer library to load, as `MFERENCE_TOKENIZER` asks: `native` insists on it, `script` does
- * without.
+ * without. It is built unless `obtain` has it from elsewhere.
  *
  * @throws MferenceError "usage.value" for another value, "native.build" if `native` is impossible
  */
 export async function findTokenizerLibrary(
   options: TokenizerBuildOptions,
+  obtain: (options: TokenizerBuildOptions) => Promise<TokenizerBuild> = buildTokenizerLibrary,
 ): Promise<TokenizerBuild> {
   const choice = env("MFERENCE_TOKENIZER");
   if (choice === "script") return { unavailable: "MFERENCE_TOKENIZER=script asks for the script" };
@@ -56,7 +57,7 @@ export async function findTokenizerLibrary(
       `MFERENCE_TOKENIZER is ${JSON.stringify(choice)}; expected native or script`,
     );
   }
-  const build = await buildTokenizerLibrary({ ...options, isForced: choice === "native" });
+  const build = await obtain({ ...options, isForced: choice === "native" });
   if (choice === "native" && "unavailable" in build) {
     throw new MferenceError("native.build", `MFERENCE_TOKENIZER=native, but ${build.unavailable}`);
   }

@@ -9,6 +9,7 @@ const VARIABLES = {
   MFERENCE_TOKENIZER: "text library: native or script",
   MFERENCE_BUILD_DIR: "folder of the built native libraries",
   XDG_DATA_HOME: "platform data folder, used when MFERENCE_HOME is not set",
+  XDG_CACHE_HOME: "cache folder, for the libraries that a compiled program copies out of itself",
   HOME: "the user's home folder",
   CC: "C compiler that builds the CPU device",
   CARGO: "cargo that builds the tokenizer library",
