@@ -1,28 +1,29 @@
 // Runs golden fixture folders through install, load and engine:
 //   bun scripts/check-golden.ts DIR... [--device cpu] [--slots N|resident] [--simd NAME] [--threads N]
-// Prints the largest difference of each stage; exits 0 only when every stage is within tolerance.
+// Prints the largest difference of each stage and way of feeding it; exits 0 only when every stage is within tolerance.
 import { parseArgs } from "node:util";
 import { buildDeviceLibrary } from "../src/native/build.ts";
 import { sentenceOf } from "../src/util/errors.ts";
 import { checkFixture, type GoldenOptions, printReport } from "../tests/golden/check.ts";
 
-const { values, positionals } = parseArgs({
-  allowPositionals: true,
-  options: {
-    device: { type: "string", default: "cpu" },
-    slots: { type: "string" },
-    simd: { type: "string" },
-    threads: { type: "string" },
-  },
-});
+const FLAGS = {
+  device: { type: "string", default: "cpu" },
+  slots: { type: "string" },
+  simd: { type: "string" },
+  threads: { type: "string" },
+} as const;
 
 function slotsOf(text: string): number | "resident" {
   return text === "resident" ? text : Number(text);
 }
 
 async function run(): Promise<boolean> {
+  const { values, positionals } = parseArgs({ allowPositionals: true, options: FLAGS });
   if (positionals.length === 0) throw new Error("name at least one fixture folder");
   if (values.device !== "cpu") throw new Error(`unknown device ${values.device}: expected cpu`);
+  if (!/^[1-9]\d{0,3}$/.test(values.threads ?? "1")) {
+    throw new Error(`--threads must be a whole number of at least 1, not "${values.threads}"`);
+  }
   const options: GoldenOptions = {
     library: await buildDeviceLibrary(),
     ...(values.slots === undefined ? {} : { slots: slotsOf(values.slots) }),

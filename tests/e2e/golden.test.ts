@@ -1,12 +1,14 @@
 /** The forward pass against Hugging Face's logits and stages, on this device, in exact precision. */
-import { expect, test } from "bun:test";
-import { readdirSync } from "node:fs";
+import { describe, expect, test } from "bun:test";
+import { cpSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { loadModel } from "../../src/engine/model.ts";
 import { complete } from "../../src/engine/generate.ts";
 import { Session } from "../../src/engine/session.ts";
 import { checkFixture, printReport, withPackage } from "../golden/check.ts";
 import { FIXTURES, library } from "../golden/library.ts";
 import { readFixture } from "../golden/fixture.ts";
+import { temporaryFolder } from "../fixtures/checkpoints.ts";
+import { sentenceOf } from "../../src/util/errors.ts";
 
 const fixtures = readdirSync(FIXTURES, { withFileTypes: true })
   .filter((entry) => entry.isDirectory())
@@ -25,6 +27,68 @@ test.each(fixtures)(
   },
   60_000,
 );
+
+/** Where a tensor's data begins in a safetensors file, and the file. */
+function locate(file: string, tensor: string): { bytes: Buffer; offset: number } {
+  const bytes = readFileSync(file);
+  const headerBytes = Number(bytes.readBigUInt64LE(0));
+  const header = JSON.parse(bytes.toString("utf8", 8, 8 + headerBytes)) as {
+    [name: string]: { data_offsets: [number, number] };
+  };
+  return { bytes, offset: 8 + headerBytes + header[tensor]!.data_offsets[0] };
+}
+
+describe("a damaged fixture does not pass:", () => {
+  const copy = (): string => {
+    const folder = temporaryFolder();
+    cpSync(`${FIXTURES}/gemma4-a-h320`, folder, { recursive: true });
+    return folder;
+  };
+
+  test("one weight of the checkpoint", async () => {
+    const folder = copy();
+    const file = `${folder}/model.safetensors`;
+    const { bytes, offset } = locate(file, "language_model.model.norm.weight");
+    bytes.writeUInt16LE(0x4000, offset);
+    writeFileSync(file, bytes);
+    const report = await checkFixture(folder, { library });
+    expect(report.passed).toBe(false);
+    const tooLarge = printReport(report)
+      .split("\n")
+      .filter((line) => line.endsWith("TOO LARGE"));
+    expect(tooLarge.join()).toContain("logits");
+    expect(tooLarge.join()).not.toContain("layer0");
+  }, 60_000);
+
+  test("a number of the truth that is none, also in the middle", async () => {
+    const folder = copy();
+    const file = `${folder}/golden.safetensors`;
+    const { bytes, offset } = locate(file, "logits");
+    bytes.writeFloatLE(Number.NaN, offset + 400);
+    writeFileSync(file, bytes);
+    const { passed, stages } = await checkFixture(folder, { library });
+    expect(passed).toBe(false);
+    expect(
+      stages
+        .filter(({ isWithin }) => !isWithin)
+        .map(({ stage, difference }) => [stage, difference]),
+    ).toContainEqual(["logits", Number.NaN]);
+  }, 60_000);
+
+  test("truth that is listed and not there", async () => {
+    const folder = copy();
+    const header = Buffer.from("{}");
+    const length = Buffer.alloc(8);
+    length.writeBigUInt64LE(BigInt(header.length));
+    writeFileSync(`${folder}/golden.safetensors`, Buffer.concat([length, header]));
+    const outcome = () => checkFixture(folder, { library }).then(() => "checked", sentenceOf);
+    expect(await outcome()).toContain("golden.safetensors lacks");
+    const file = `${folder}/golden.json`;
+    const golden = JSON.parse(readFileSync(file, "utf8")) as object;
+    writeFileSync(file, JSON.stringify({ ...golden, tensors: {} }));
+    expect(await outcome()).toContain("lists no logits");
+  });
+});
 
 const SLOTS = [1, 4, 8, 16, 32, "resident"] as const;
 

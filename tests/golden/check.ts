@@ -76,7 +76,9 @@ export async function checkFixture(
     for (const feeding of feedingsOf(fixture)) {
       stages.push(...(await checkFeeding(fixture, installed, { ...options, feeding })));
     }
-    return { fixture: fixture.name, stages, passed: stages.every(({ isWithin }) => isWithin) };
+    // Nothing compared is nothing shown.
+    const passed = stages.length > 0 && stages.every(({ isWithin }) => isWithin);
+    return { fixture: fixture.name, stages, passed };
   });
 }
 
@@ -169,10 +171,11 @@ function compareStage(stage: string, truth: GoldenTensor, rows: Rows | undefined
   for (const [i, value] of found.entries()) {
     const wanted = truth.values[i]!;
     const distance = Math.abs(value - wanted);
-    // A NaN must fail: it compares false with everything.
-    if (!(distance <= difference)) difference = distance;
     const ratio = distance / allowance(stage, wanted, largest);
-    if (!(ratio <= excess)) excess = ratio;
+    // A NaN is beyond every allowance, and stays: it compares false with everything.
+    if (Number.isNaN(ratio)) [difference, excess] = [Number.NaN, Number.POSITIVE_INFINITY];
+    if (distance > difference) difference = distance;
+    if (ratio > excess) excess = ratio;
     dot += value * wanted;
     ours += value * value;
     theirs += wanted * wanted;
@@ -187,21 +190,27 @@ function allowance(stage: string, wanted: number, largest: number): number {
   return Math.max(2e-4 + 1e-4 * Math.abs(wanted), 1e-5 * largest);
 }
 
-/** The worst difference of each stage over all feedings, one line a stage. */
+/**
+ * The largest difference of each stage, a column for each way of feeding it, and the share of its allowance
+ * that the worst of them takes.
+ */
 export function printReport({ fixture, stages, passed }: GoldenReport): string {
-  const worst = new Map<string, StageResult>();
-  for (const result of stages) {
-    const known = worst.get(result.stage);
-    if (known === undefined || !(result.excess <= known.excess)) worst.set(result.stage, result);
-  }
-  const lines = [...worst.values()].map(
-    ({ stage, feeding, difference, excess, isWithin }) =>
-      `  ${stage.padEnd(24)} ${difference.toExponential(2)}  ${excess.toFixed(4)} of the allowance  ` +
-      `(worst fed ${feeding})${isWithin ? "" : "  TOO LARGE"}`,
-  );
-  const feedings = new Set(stages.map(({ feeding }) => feeding));
+  const feedings = [...new Set(stages.map(({ feeding }) => feeding))];
+  const cells = (row: readonly string[]): string =>
+    row.map((cell, at) => cell.padStart(Math.max(9, feedings[at]?.length ?? 0))).join("  ");
+  const lines = [...Map.groupBy(stages, ({ stage }) => stage)].map(([stage, results]) => {
+    const row = feedings.map(
+      (name) => results.find(({ feeding }) => feeding === name)?.difference.toExponential(2) ?? "-",
+    );
+    const excess = results.reduce((most, next) => (next.excess <= most ? most : next.excess), 0);
+    const verdict = results.every(({ isWithin }) => isWithin) ? "" : "  TOO LARGE";
+    return `  ${stage.padEnd(22)} ${cells([...row, excess.toFixed(4)])}${verdict}`;
+  });
   const verdict = passed ? "passed" : "failed";
-  return [`${fixture}: fed ${[...feedings].join(", ")}`, ...lines, `${fixture}: ${verdict}`].join(
-    "\n",
-  );
+  return [
+    `${fixture}: largest difference for each way of feeding the ids, and the worst over its allowance`,
+    `  ${"stage".padEnd(22)} ${cells([...feedings, "worst"])}`,
+    ...lines,
+    `${fixture}: ${verdict}`,
+  ].join("\n");
 }

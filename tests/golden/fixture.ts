@@ -17,7 +17,7 @@ const goldenSchema = z.object({
     short: z.int().positive().nullish(),
     singles: z.boolean().nullish(),
   }),
-  tensors: z.record(z.string(), z.looseObject({ meaning: z.string().optional() })),
+  tensors: z.record(z.string(), z.looseObject({ shape: z.array(z.int().nonnegative()) })),
 });
 
 export interface GoldenTensor {
@@ -64,11 +64,30 @@ export function readFixture(directory: string): Fixture {
   const golden = goldenSchema.parse(
     JSON.parse(readFileSync(join(directory, "golden.json"), "utf8")),
   );
-  return {
-    name: basename(directory),
-    directory,
-    family: golden.family,
-    inputs: golden.inputs,
-    tensors: readTensors(join(directory, "golden.safetensors")),
-  };
+  const tensors = readTensors(join(directory, "golden.safetensors"));
+  checkListed(directory, golden.tensors, tensors);
+  const { family, inputs } = golden;
+  return { name: basename(directory), directory, family, inputs, tensors };
+}
+
+/** What golden.json lists must be there, so that a damaged fixture cannot pass by having less to check. */
+function checkListed(
+  directory: string,
+  listed: Readonly<Record<string, { readonly shape: readonly number[] }>>,
+  tensors: ReadonlyMap<string, GoldenTensor>,
+): void {
+  if (listed["logits"] === undefined) {
+    throw new Error(`${directory}/golden.json lists no logits; a fixture has them`);
+  }
+  for (const [name, { shape }] of Object.entries(listed)) {
+    const found = tensors.get(name);
+    const isWhole =
+      found !== undefined &&
+      found.shape.join() === shape.join() &&
+      found.values.length === shape.reduce((product, length) => product * length, 1);
+    if (isWhole) continue;
+    throw new Error(
+      `${directory}/golden.safetensors lacks ${name}, or not all of its shape ${shape.join(" x ")} is there`,
+    );
+  }
 }
