@@ -19,16 +19,19 @@ kernel void embed_affine(device const uint *ids [[buffer(MF_EMBED_AFFINE_IDS)]],
                          uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
   const uint t = group.x;
-  const affine_shape shape = {p.D, embed_bits};
+  const affine_shape shape = shape_of(p.D, embed_bits);
   const uint id = ids[t];
-  const bool is_known = id < p.V;
-  const affine_rows row = rows_from(affine_rows{codes, scales, biases}, shape, is_known ? id : 0);
-  device packed_float4 *out = (device packed_float4 *)(y + ulong(t) * p.D);
+  device float *to = y + ulong(t) * p.D;
+  if (id >= p.V || shape.columns == 0) {
+    for (uint d = at.index; d < p.D; d += at.threads) to[d] = not_a_number();
+    return;
+  }
+  const affine_rows row = rows_from(affine_rows{codes, scales, biases}, shape, id);
+  device packed_float4 *out = (device packed_float4 *)to;
   for (uint i = at.index; i < p.D / 4; i += at.threads) {
     const float4 scale = float4(from_bf16(row.scales[i / 16]));
     const float4 bias = float4(from_bf16(row.biases[i / 16]));
     const float4 code = shape.bits == 4 ? four_codes(row.codes[i]) : four_codes(row.codes[2 * i], row.codes[2 * i + 1]);
-    const float4 value = fma(scale, code, bias) * p.multiplier;
-    out[i] = packed_float4(is_known ? value : float4(not_a_number()));
+    out[i] = packed_float4(fma(scale, code, bias) * p.multiplier);
   }
 }

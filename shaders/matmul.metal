@@ -24,7 +24,7 @@ kernel void matmul_affine(device const float *x [[buffer(MF_MATMUL_AFFINE_X)]],
                           constant mf_matmul_affine_params &p [[buffer(MF_MATMUL_AFFINE_PARAMS)]],
                           uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
-  const affine_shape shape = {p.I, matmul_bits};
+  const affine_shape shape = shape_of(p.I, matmul_bits);
   const uint first = (group.x * at.simdgroups + at.simdgroup) * SIMD_ROWS, t = group.y;
   if (first >= p.O) return;
   const uint left = p.O - first;
@@ -45,7 +45,7 @@ kernel void matmul_affine_wide(device const float *x [[buffer(MF_MATMUL_AFFINE_X
   threadgroup float4 memory[TILE_FLOATS / 4];
   threadgroup float *stage = (threadgroup float *)memory;
   const place at = PLACE();
-  const affine_shape shape = {p.I, matmul_bits};
+  const affine_shape shape = shape_of(p.I, matmul_bits);
   const uint first_token = group.x * TILE_VECTORS, first_row = group.y * TILE_ROWS;
   const uint token = min(first_token + staged_vector(at), p.T - 1);
   const bool has_x = first_token + staged_vector(at) < p.T;
@@ -72,7 +72,7 @@ kernel void gated_matmul_affine(device const float *x [[buffer(MF_GATED_MATMUL_A
                                 constant mf_gated_matmul_affine_params &p [[buffer(MF_GATED_MATMUL_AFFINE_PARAMS)]],
                                 uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
-  const affine_shape shape = {p.I, gated_matmul_bits};
+  const affine_shape shape = shape_of(p.I, gated_matmul_bits);
   const uint first = (group.x * at.simdgroups + at.simdgroup) * SIMD_ROWS, t = group.y;
   if (first >= p.F) return;
   const uint left = p.F - first;
@@ -103,7 +103,7 @@ kernel void gated_matmul_affine_wide(
   threadgroup float *stage = (threadgroup float *)memory;
   const uint FEATURES = TILE_ROWS / 2;
   const place at = PLACE();
-  const affine_shape shape = {p.I, gated_matmul_bits};
+  const affine_shape shape = shape_of(p.I, gated_matmul_bits);
   const uint first_token = group.x * TILE_VECTORS, first = group.y * FEATURES;
   const uint token = min(first_token + staged_vector(at), p.T - 1);
   const bool has_x = first_token + staged_vector(at) < p.T;

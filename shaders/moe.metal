@@ -114,7 +114,7 @@ kernel void routed_gate(device const uchar *slab [[buffer(MF_ROUTED_GATE_SLAB)]]
                         constant mf_routed_gate_params &p [[buffer(MF_ROUTED_GATE_PARAMS)]],
                         uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
-  const affine_shape shape = {p.D, routed_gate_bits};
+  const affine_shape shape = shape_of(p.D, routed_gate_bits);
   const expert of = expert_at(slab, groups, pairs, group.y, uint3(p.S, p.P, 0), p.slot_bytes);
   const uint first = group.x * at.simdgroups * SIMD_ROWS;
   const uint2 range = uint2(first, min(first + at.simdgroups * SIMD_ROWS, p.F));
@@ -135,7 +135,7 @@ kernel void routed_gate_wide(device const uchar *slab [[buffer(MF_ROUTED_GATE_SL
   threadgroup float *stage = (threadgroup float *)memory;
   const uint FEATURES = TILE_ROWS / 2;
   const place at = PLACE();
-  const affine_shape shape = {p.D, routed_gate_bits};
+  const affine_shape shape = shape_of(p.D, routed_gate_bits);
   const expert of = expert_at(slab, groups, pairs, group.y, uint3(p.S, p.P, 0), p.slot_bytes);
   const uint first = group.x * FEATURES;
   const affine_rows gate = rows_in(of.slot, p.gate_codes, p.gate_scales, p.gate_biases);
@@ -191,7 +191,7 @@ kernel void routed_down(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SLAB)]]
                         constant mf_routed_down_params &p [[buffer(MF_ROUTED_DOWN_PARAMS)]],
                         uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
   const place at = PLACE();
-  const affine_shape shape = {p.F, routed_down_bits};
+  const affine_shape shape = shape_of(p.F, routed_down_bits);
   const expert of = expert_at(slab, groups, pairs, group.y, uint3(p.S, p.P, 0), p.slot_bytes);
   const uint first = group.x * at.simdgroups * SIMD_ROWS;
   const uint2 range = uint2(first, min(first + at.simdgroups * SIMD_ROWS, p.D));
@@ -210,7 +210,7 @@ kernel void routed_down_wide(device const uchar *slab [[buffer(MF_ROUTED_DOWN_SL
   threadgroup float4 memory[TILE_FLOATS / 4];
   threadgroup float *stage = (threadgroup float *)memory;
   const place at = PLACE();
-  const affine_shape shape = {p.F, routed_down_bits};
+  const affine_shape shape = shape_of(p.F, routed_down_bits);
   const expert of = expert_at(slab, groups, pairs, group.y, uint3(p.S, p.P, 0), p.slot_bytes);
   const uint first = group.x * TILE_ROWS;
   const affine_rows down = rows_in(of.slot, p.codes, p.scales, p.biases);

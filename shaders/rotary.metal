@@ -84,9 +84,21 @@ struct qkv_buffers {
   device E *values;
 };
 
+// Parameters that make no sense: queries become NaN, and the cache stays as it is.
+template <typename E, typename P>
+static inline void refuse_head(qkv_buffers<E> b, uint head, uint t, constant P &p, uint lane) {
+  if (head >= p.H) return;
+  device float *q = b.q + (ulong(t) * p.H + head) * p.Dh;
+  for (uint i = lane; i < p.Dh; i += 32) q[i] = not_a_number();
+}
+
 // Heads 0 .. H - 1 of a token are queries, then Hkv keys, then Hkv values.
 template <typename E, typename P>
 static inline void epilogue_head(qkv_buffers<E> b, uint head, uint t, constant P &p, uint lane) {
+  if (p.T > p.R || 2 * p.N > p.Dh) {
+    refuse_head(b, head, t, p, lane);
+    return;
+  }
   device const float *pairs = b.table + ulong(t) * p.N * 2;
   if (head < p.H) {
     device float *q = b.q + (ulong(t) * p.H + head) * p.Dh;

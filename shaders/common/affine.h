@@ -15,9 +15,17 @@ struct affine_rows {
 };
 
 struct affine_shape {
-  uint columns;  // a multiple of 64
+  uint columns;  // a multiple of 64; 0 where the parameters make no sense
   uint bits;     // 4 or 8
 };
+
+static inline affine_shape shape_of(uint columns, uint bits) {
+  const bool is_valid = (bits == 4 || bits == 8) && columns % 64 == 0;
+  return affine_shape{is_valid ? columns : 0u, bits};
+}
+
+// What sums begin with: rows without columns give NaN.
+static inline float empty_sum(affine_shape shape) { return shape.columns == 0 ? not_a_number() : 0.0f; }
 
 static inline uint row_words(affine_shape shape) { return shape.columns / 16 * shape.bits; }
 static inline uint row_groups(affine_shape shape) { return shape.columns / 64; }

@@ -2,6 +2,7 @@
 #ifndef ATTENTION_H
 #define ATTENTION_H
 #include <metal_stdlib>
+#include "numbers.h"
 using namespace metal;
 
 enum : uint {
@@ -21,6 +22,14 @@ template <typename P>
 static inline key_range visible(uint t, constant P &p) {
   const uint end = p.position + t + 1;
   return key_range{p.window != 0 && end > p.window ? end - p.window : 0u, end};
+}
+
+// What weighted values are multiplied by beside their weights: 1, or NaN where the parameters make no sense.
+template <typename P>
+static inline float unit(constant P &p, uint Dh) {
+  const uint rows = p.position + p.T - visible(0u, p).first;
+  const bool is_valid = rows <= p.R && p.H % p.Hkv == 0 && Dh % 16 == 0 && Dh <= DH_MAX;
+  return is_valid ? 1.0f : not_a_number();
 }
 
 // The slot of the `ahead`-th key after one at slot `base`. A query sees at most R keys, so that they wrap

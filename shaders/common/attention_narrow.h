@@ -74,7 +74,8 @@ static inline void add_values(device const E *values, thread running &now, float
 }
 
 // Puts the SIMD-groups' results together and writes y, 128 components at a time.
-static inline void write_combined(thread running &now, device float *y, narrow_memory memory, uint Dh, place at) {
+static inline void write_combined(thread running &now, device float *y, narrow_memory memory, uint Dh, float unit,
+                                  place at) {
   if (at.lane == 0) {
     memory.tops[at.simdgroup] = now.top;
     memory.masses[at.simdgroup] = now.mass;
@@ -83,7 +84,7 @@ static inline void write_combined(thread running &now, device float *y, narrow_m
   float top = LOWEST, mass = 0.0f;
   for (uint s = 0; s < NARROW_SIMDGROUPS; s++) top = max(top, memory.tops[s]);
   for (uint s = 0; s < NARROW_SIMDGROUPS; s++) mass = fma(memory.masses[s], precise::exp(memory.tops[s] - top), mass);
-  const float factor = precise::exp(now.top - top) / mass;
+  const float factor = precise::exp(now.top - top) / mass * unit;
   threadgroup const float *partial = (threadgroup const float *)memory.partial;
 #pragma unroll
   for (uint i = 0; i < LANE_FOURS; i++) {
@@ -104,7 +105,7 @@ template <typename E, typename P>
 static inline void attend_narrow(device const float *q, device const E *keys, device const E *values,
                                  device float *y, constant P &p, uint Dh, uint2 group, narrow_memory memory,
                                  place at) {
-  const uint h = group.x, t = group.y, g = h / (p.H / p.Hkv);
+  const uint h = group.x, t = group.y, g = min(h / (p.H / p.Hkv), p.Hkv - 1);
   const ulong head = (ulong(t) * p.H + h) * Dh;
   const key_range range = visible(t, p);
   const uint stride = p.Hkv * Dh;
@@ -132,6 +133,6 @@ static inline void attend_narrow(device const float *q, device const E *keys, de
     for (uint i = 0; i < LANE_FOURS; i++) now.sum[i] *= rescale;
     add_values(values + g * Dh, now, weight, block, stride, shape, at.lane);
   }
-  write_combined(now, y + head, memory, Dh, at);
+  write_combined(now, y + head, memory, Dh, unit(p, Dh), at);
 }
 #endif

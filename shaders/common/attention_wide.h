@@ -255,7 +255,7 @@ static inline void attend_wide(device const float *q, device const E *keys, devi
     rescale_sums(sums, Dh, memory);
     add_block(sums, values, tile, block, Dh, p, memory, at);
   }
-  put_diagonal(memory.diagonals, state.mass == 0.0f ? 0.0f : 1.0f / state.mass, at);
+  put_diagonal(memory.diagonals, state.mass == 0.0f ? 0.0f : unit(p, Dh) / state.mass, at);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   write_rows(sums, y, tile, Dh, p, memory, at);
 }

@@ -58,7 +58,7 @@ static inline void tile_product(device const float *x, bool has_x, affine_rows r
 #pragma unroll
   for (uint v = 0; v < 2; v++) {
 #pragma unroll
-    for (uint r = 0; r < 4; r++) sums[v][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (uint r = 0; r < 4; r++) sums[v][r] = make_filled_simdgroup_matrix<float, 8, 8>(empty_sum(shape));
   }
   for (uint column = 0; column < shape.columns; column += TILE_COLUMNS) {
     stage_x(x + column + x_column, has_x, xs + staged_vector(at) * TILE_STRIDE + x_column);

@@ -60,7 +60,8 @@ static inline float pick(float4 v, uint lane) {
 // A SIMD-group's products: the sums of rows r < SIMD_ROWS in every lane.
 static inline float4 row_products(affine_rows rows, affine_shape shape, uint left, device const float *x,
                                   uint lane) {
-  float sums[SIMD_ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const float none = empty_sum(shape);
+  float sums[SIMD_ROWS] = {none, none, none, none};
   for (uint column = lane * LANE_COLUMNS; column < shape.columns; column += STEP_COLUMNS) {
     add_columns(rows, shape, left, column, load_x(x + column, shape.bits), sums);
   }
@@ -74,8 +75,9 @@ struct gated_products {
 
 static inline gated_products row_products(affine_rows gate, affine_rows up, affine_shape shape, uint left,
                                           device const float *x, uint lane) {
-  float gates[SIMD_ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float ups[SIMD_ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const float none = empty_sum(shape);
+  float gates[SIMD_ROWS] = {none, none, none, none};
+  float ups[SIMD_ROWS] = {none, none, none, none};
   for (uint column = lane * LANE_COLUMNS; column < shape.columns; column += STEP_COLUMNS) {
     const lane_x lane_columns = load_x(x + column, shape.bits);
     add_columns(gate, shape, left, column, lane_columns, gates);
