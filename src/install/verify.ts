@@ -19,7 +19,7 @@ import {
   VERIFY_TOOL,
   type ReceiptContent,
 } from "../format/receipt.ts";
-import { acquireLock } from "../native/lock.ts";
+import { acquireLock, type FileLock } from "../native/lock.ts";
 import { checkCancelled } from "./copy.ts";
 import { replaceDurably } from "./durable.ts";
 
@@ -35,6 +35,8 @@ export interface VerifyOptions {
     readonly totalBytes: number;
   }) => void;
   readonly signal?: AbortSignal;
+  /** Replaced by tests. */
+  readonly lock?: typeof acquireLock;
 }
 
 export interface Verified {
@@ -42,7 +44,7 @@ export interface Verified {
   readonly fileCount: number;
   /** Bytes of all declared files. */
   readonly bytes: number;
-  /** Absent unless the verification was full. */
+  /** Absent unless the verification was full and the package can be written. */
   readonly receiptPath?: string;
   /** Paths in the folder that no manifest entry explains; harmless, but worth a sentence. */
   readonly unexpected: readonly string[];
@@ -60,9 +62,9 @@ const SCAN_ENTRIES_MAX = 100_000;
 export async function verifyPackage(directory: string, options: VerifyOptions): Promise<Verified> {
   const root = path.resolve(directory);
   readManifestBytes(root);
-  const lock = options.full ? acquireLock(lockPath(root)) : undefined;
+  const lock = options.full ? lockPackage(root, options.lock ?? acquireLock) : undefined;
   try {
-    return await verifyLocked(root, options);
+    return await verifyLocked(root, { ...options, writesReceipt: lock !== undefined });
   } catch (error) {
     if (!(error instanceof MferenceError)) checkCancelled(options.signal);
     throw error;
@@ -71,12 +73,25 @@ export async function verifyPackage(directory: string, options: VerifyOptions): 
   }
 }
 
-/** Two spellings of a package share one lock. */
-function lockPath(root: string): string {
-  return `${fs.realpathSync(root)}.install.lock`;
+/**
+ * Two spellings of a package share one lock. A package that this user may only read has none: its bytes
+ * can be verified all the same, there is only no receipt to write.
+ */
+function lockPackage(root: string, acquire: typeof acquireLock): FileLock | undefined {
+  try {
+    return acquire(`${fs.realpathSync(root)}.install.lock`);
+  } catch (error) {
+    const cause =
+      error instanceof MferenceError ? (error.cause as NodeJS.ErrnoException) : undefined;
+    if (["EROFS", "EACCES", "EPERM"].includes(cause?.code ?? "")) return undefined;
+    throw error;
+  }
 }
 
-async function verifyLocked(root: string, options: VerifyOptions): Promise<Verified> {
+async function verifyLocked(
+  root: string,
+  options: VerifyOptions & { readonly writesReceipt: boolean },
+): Promise<Verified> {
   const signal = options.signal === undefined ? {} : { signal: options.signal };
   const model = await openPackage(root, {
     policy: "full-sha256",
@@ -94,6 +109,10 @@ async function verifyLocked(root: string, options: VerifyOptions): Promise<Verif
   checkUnread(model);
   if (!options.full) return result;
   await hashLayers(model, options);
+  if (!options.writesReceipt) {
+    const notices = [model.notice, `${root} cannot be written, so there is no new receipt`];
+    return { ...result, notice: notices.filter((notice) => notice !== undefined).join("\n") };
+  }
   return { ...result, receiptPath: writeReceipt(model) };
 }
 

@@ -3,6 +3,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { verifyPackage } from "../../src/install/verify.ts";
 import { acquireLock } from "../../src/native/lock.ts";
+import { MferenceError } from "../../src/util/errors.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import { editJson, flipByte, temporaryFolder } from "../fixtures/checkpoints.ts";
 import { forge, open, packageOf } from "../fixtures/packages.ts";
@@ -94,6 +95,23 @@ describe("verifyPackage", () => {
     expect((await failureOf(() => verifyPackage(alias, { full: true }))).code).toBe("install.busy");
     lock.release();
     await verifyPackage(alias, { full: true });
+  });
+
+  test("verifies a package that may only be read, and writes no receipt", async () => {
+    const directory = await packageOf();
+    const receipt = path.join(directory, "verified-install.json");
+    fs.rmSync(receipt);
+    const lock = (): never => {
+      const cause = Object.assign(new Error("read-only file system"), { code: "EROFS" });
+      throw new MferenceError("native.lock", "cannot open the lock file", { cause });
+    };
+    const verified = await verifyPackage(directory, { full: true, lock });
+    expect(verified.receiptPath).toBeUndefined();
+    expect(verified.notice).toContain("cannot be written");
+    expect(fs.existsSync(receipt)).toBe(false);
+    flipByte(path.join(directory, LAYER), 3);
+    const failure = await failureOf(() => verifyPackage(directory, { full: true, lock }));
+    expect(failure.message).toContain("layer_04.bin");
   });
 
   test("stops on a signal and keeps the old receipt", async () => {
