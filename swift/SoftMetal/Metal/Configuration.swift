@@ -76,7 +76,8 @@ struct Configuration: Sendable {
     case "forward": return (SOFTMETAL_ORDER_FORWARD, seed)
     case "reverse": return (SOFTMETAL_ORDER_REVERSE, seed)
     case "shuffle": return (SOFTMETAL_ORDER_SHUFFLE, seed)
-    default: fatalError("SOFTMETAL_ORDER is forward, reverse, shuffle or shuffle:<seed>, not '\(text)'")
+    default:
+      fatalError("SOFTMETAL_ORDER is forward, reverse, shuffle or shuffle:<seed>, not '\(text)'")
     }
   }
 }

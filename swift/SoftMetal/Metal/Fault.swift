@@ -2,7 +2,8 @@ import Foundation
 
 /// A fault planted in a shader source before it is compiled: proof that the checks, or the tests
 /// that run on them, notice it. SOFTMETAL_FAULT names a file of two or three texts with lines `=>`
-/// between them: an optional place after which to look, what is there, and what to put in its stead.
+/// between them: an optional place after which to look, what is there, and what to put in its
+/// stead.
 struct Fault: Sendable {
   private let anchor: String?
   private let original: String

@@ -44,7 +44,8 @@ final class Injection: @unchecked Sendable {
       guard let place = Place(rawValue: String(parts[0])), parts.count == 1 || (number ?? 0) > 0
       else {
         let places = Place.allCases.map(\.rawValue).joined(separator: ", ")
-        throw Mistake(description: "SOFTMETAL_FAIL: '\(word)' is none of \(places), or no number from 1 on")
+        throw Mistake(
+          description: "SOFTMETAL_FAIL: '\(word)' is none of \(places), or no number from 1 on")
       }
       failing[place] = .some(number)
     }

@@ -2,19 +2,19 @@ import CSoftMetal
 import Foundation
 
 final class SoftComputePipelineState: MTLComputePipelineState, @unchecked Sendable {
-    let device: any MTLDevice
-    let function: SoftFunction
-    let label: String?
-    let threadExecutionWidth = SOFTMETAL_SIMD_WIDTH
-    let maxTotalThreadsPerThreadgroup: Int
+  let device: any MTLDevice
+  let function: SoftFunction
+  let label: String? = nil
+  let threadExecutionWidth = SOFTMETAL_SIMD_WIDTH
+  let maxTotalThreadsPerThreadgroup: Int
 
-    init(device: SoftDevice, function: SoftFunction, label: String? = nil, maxTotalThreads: Int? = nil) throws {
-        if function.kernel.usesConstants {
-            throw MTLLibraryError(
-                code: .compileFailure,
-                message: "\(function.name) uses function constants: make it with constantValues")
-        }
-        (self.device, self.function, self.label) = (device, function, label)
-        maxTotalThreadsPerThreadgroup = maxTotalThreads ?? function.kernel.maxTotalThreads ?? SOFTMETAL_MAX_THREADS
+  init(device: SoftDevice, function: SoftFunction) throws {
+    if function.kernel.usesConstants {
+      throw MTLLibraryError(
+        code: .compileFailure,
+        message: "\(function.name) uses function constants: make it with constantValues")
     }
+    (self.device, self.function) = (device, function)
+    maxTotalThreadsPerThreadgroup = function.kernel.maxTotalThreads ?? SOFTMETAL_MAX_THREADS
+  }
 }

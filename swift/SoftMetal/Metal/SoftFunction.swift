@@ -2,16 +2,19 @@ import CSoftMetal
 import Foundation
 
 final class SoftFunction: MTLFunction, @unchecked Sendable {
-    var label: String?
-    let device: any MTLDevice
-    let kernel: Translation.Kernel
-    let entryPoint: softmetal_kernel
-    let library: LoadedLibrary  // keeps the code in memory
-    let functionType = MTLFunctionType.kernel
-    var name: String { kernel.name }
+  var label: String?
+  let device: any MTLDevice
+  let kernel: Translation.Kernel
+  let entryPoint: softmetal_kernel
+  let library: LoadedLibrary  // keeps the code in memory
+  let functionType = MTLFunctionType.kernel
+  var name: String { kernel.name }
 
-    init(device: SoftDevice, kernel: Translation.Kernel, entryPoint: UnsafeMutableRawPointer, library: LoadedLibrary) {
-        (self.device, self.kernel, self.library) = (device, kernel, library)
-        self.entryPoint = unsafeBitCast(entryPoint, to: softmetal_kernel.self)
-    }
+  init(
+    device: SoftDevice, kernel: Translation.Kernel, entryPoint: UnsafeMutableRawPointer,
+    library: LoadedLibrary
+  ) {
+    (self.device, self.kernel, self.library) = (device, kernel, library)
+    self.entryPoint = unsafeBitCast(entryPoint, to: softmetal_kernel.self)
+  }
 }

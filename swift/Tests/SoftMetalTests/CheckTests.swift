@@ -1,13 +1,17 @@
 import CSoftMetal
 import Foundation
 import Testing
+
 @testable import Metal
 
-/// Faults of kernels that a GPU passes over in silence. Each is planted here, and must be found in a
-/// checked run with the line of the source and the name of the buffer.
+/// Faults of kernels that a GPU passes over in silence. Each is planted here, and must be found in
+/// a checked run with the line of the source and the name of the buffer.
 
 private let strict = Harness { $0.checks = true }
-private let tracking = Harness { $0.checks = true; $0.tracksFresh = true }
+private let tracking = Harness {
+  $0.checks = true
+  $0.tracksFresh = true
+}
 
 /// A kernel with an input, an output and a threadgroup's worth of positions. The body is at line 7.
 private func kernel(_ body: String) -> String {
@@ -83,7 +87,8 @@ private func kernel(_ body: String) -> String {
   @Test func racesOnDeviceMemoryInAThreadgroup() {
     let text = message("y[i] = x[i]; y[i] += y[63 - i];")
     #expect(text.contains("data race on 'y' (buffer 1)"))
-    #expect(text.contains("without a barrier for device memory") && text.contains("program_source:6"))
+    #expect(
+      text.contains("without a barrier for device memory") && text.contains("program_source:6"))
     let after = { (barrier: String) in
       message("y[i] = x[i]; \(barrier) float v = y[63 - i]; \(barrier) y[i] = v;")
     }
@@ -122,12 +127,15 @@ private func kernel(_ body: String) -> String {
     #expect(
       message(declare + "t[i] = x[i]; y[i] = u[i];").contains(
         "reads 4 bytes of 'u' at byte"))
-    #expect(message(declare + "t[i] = x[i]; device float *p = (device float *)t; y[i] = p[64 + i];")
-      .contains("outside 't', at byte 256 of 256"))
+    #expect(
+      message(declare + "t[i] = x[i]; device float *p = (device float *)t; y[i] = p[64 + i];")
+        .contains("outside 't', at byte 256 of 256"))
   }
 
   /// Copies 64 floats; both buffers from byte 0 on.
-  private func copy(_ from: any MTLBuffer, to: any MTLBuffer, from offset: Int = 0, bytes: Int = 256) -> String {
+  private func copy(
+    _ from: any MTLBuffer, to: any MTLBuffer, from offset: Int = 0, bytes: Int = 256
+  ) -> String {
     failure {
       let pipeline = try tracking.pipeline(kernel("y[i] = x[i];"))
       try tracking.encode { encoder in
@@ -143,9 +151,11 @@ private func kernel(_ body: String) -> String {
 
   @Test func freshMemory() throws {
     let written = tracking.buffer([Float](repeating: 1, count: 64))
-    let fresh = tracking.device.makeBuffer(length: 256)!, out = tracking.device.makeBuffer(length: 256)!
+    let fresh = tracking.device.makeBuffer(length: 256)!
+    let out = tracking.device.makeBuffer(length: 256)!
     let text = copy(fresh, to: out)
-    #expect(text.contains("reads 4 bytes of 'x' (buffer 0)") && text.contains("nothing has written"))
+    #expect(
+      text.contains("reads 4 bytes of 'x' (buffer 0)") && text.contains("nothing has written"))
     #expect(copy(written, to: out) == "no error")
     #expect(out.array(Float.self, 64) == written.array(Float.self, 64))
     #expect(fresh.array(Float.self, 64) == [Float](repeating: 0, count: 64))
@@ -153,12 +163,15 @@ private func kernel(_ body: String) -> String {
 
   @Test func rowsOfFreshMemory() throws {
     let memory = mmap(nil, 32768, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)!
-    let aligned = UnsafeMutableRawPointer(bitPattern: (Int(bitPattern: memory) + 16383) / 16384 * 16384)!
+    let aligned = UnsafeMutableRawPointer(
+      bitPattern: (Int(bitPattern: memory) + 16383) / 16384 * 16384)!
     let rows = tracking.device.makeBuffer(bytesNoCopy: aligned, length: 16384)!
-    let one = tracking.buffer([Float](repeating: 1, count: 64)), out = tracking.device.makeBuffer(length: 256)!
+    let one = tracking.buffer([Float](repeating: 1, count: 64))
+    let out = tracking.device.makeBuffer(length: 256)!
     #expect(copy(one, to: rows) == "no error")
     #expect(copy(rows, to: out) == "no error")
-    #expect(copy(rows, to: out, from: 4).contains("'x' (buffer 0) at byte 252 of 256, which nothing"))
+    #expect(
+      copy(rows, to: out, from: 4).contains("'x' (buffer 0) at byte 252 of 256, which nothing"))
     (rows.contents() + 256).storeBytes(of: 2, as: Float.self)
     #expect(copy(rows, to: out, from: 4) == "no error")
     #expect(copy(rows, to: out, from: 8192).contains("nothing has written"))
@@ -202,9 +215,12 @@ private func kernel(_ body: String) -> String {
         }
       }
     }
-    #expect(run(nil).contains("push a debug group with the word '0:<read|write|update>:<bytes>' for 'x'"))
+    #expect(
+      run(nil).contains("push a debug group with the word '0:<read|write|update>:<bytes>' for 'x'"))
     #expect(run("test 0:read:256").contains("for 'y'"))
-    #expect(run("test 0:read:256 1:write:260").contains("'y' (buffer 1) is declared to have 260 bytes, but only 256"))
+    #expect(
+      run("test 0:read:256 1:write:260").contains(
+        "'y' (buffer 1) is declared to have 260 bytes, but only 256"))
     #expect(run("test 0:read:0 1:write:256") == "no error")
   }
 
@@ -229,19 +245,26 @@ private func kernel(_ body: String) -> String {
     }
     let text = run(barrier: false, second: (256, 512))
     #expect(text.contains("no memoryBarrier between two dispatches"))
-    #expect(text.contains("test writes 'y' (buffer 1)") && text.contains("test reads 'x' (buffer 0)"))
+    #expect(
+      text.contains("test writes 'y' (buffer 1)") && text.contains("test reads 'x' (buffer 0)"))
     #expect(run(barrier: true, second: (256, 512)) == "no error")
     #expect(run(barrier: false, second: (0, 512)) == "no error")
     #expect(run(barrier: false, second: (0, 256)).contains("writes 'y' (buffer 1), test writes"))
   }
 
   @Test func undefinedArithmetic() {
-    #expect(message("int n = int(x[0]); y[i] = float(7 / n);").contains("divided by zero (program_source:6)"))
-    #expect(message("uint n = 32 + uint(x[0]); y[i] = float(1u << n);").contains("a shift is as wide"))
-    #expect(message("float a[4]; for (uint k = 0; k <= 4; k++) a[k] = x[k]; y[i] = a[i % 4];")
-      .contains("an index is outside its array (program_source:6)"))
-    #expect(message("float a[4]; a[i % 2] = x[i]; y[0] = 1.0f; y[i] = a[2 + i % 2] > 0.0f ? 1.0f : y[1000];")
-      != "no error")
+    #expect(
+      message("int n = int(x[0]); y[i] = float(7 / n);").contains(
+        "divided by zero (program_source:6)"))
+    #expect(
+      message("uint n = 32 + uint(x[0]); y[i] = float(1u << n);").contains("a shift is as wide"))
+    #expect(
+      message("float a[4]; for (uint k = 0; k <= 4; k++) a[k] = x[k]; y[i] = a[i % 4];")
+        .contains("an index is outside its array (program_source:6)"))
+    #expect(
+      message(
+        "float a[4]; a[i % 2] = x[i]; y[0] = 1.0f; y[i] = a[2 + i % 2] > 0.0f ? 1.0f : y[1000];")
+        != "no error")
     #expect(message("float a; y[i] = a;").contains("uninitialized"))
   }
 

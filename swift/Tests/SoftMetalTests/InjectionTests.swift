@@ -1,5 +1,6 @@
 import Foundation
 import Testing
+
 @testable import Metal
 
 /// Failures on demand: what the program under test must survive.
@@ -46,7 +47,9 @@ import Testing
     let device = try harness("pipeline:1")
     let function = try device.makeLibrary(source: text, options: nil)
       .makeFunction(name: "test", constantValues: values)
-    #expect(throws: MTLLibraryError.self) { try device.makeComputePipelineState(function: function) }
+    #expect(throws: MTLLibraryError.self) {
+      try device.makeComputePipelineState(function: function)
+    }
     #expect(throws: Never.self) { try device.makeComputePipelineState(function: function) }
   }
 
@@ -77,6 +80,8 @@ import Testing
     #expect(throws: Fault.Mistake.self) { try Fault("a\n=>\nb").plant(in: "x") }
     #expect(throws: Fault.Mistake.self) { try Fault("b") }
     let faulty = Harness { $0.fault = try? Fault("x[0] = n\n=>\nx[0] = n +") }
-    #expect(failure { _ = try faulty.device.makeLibrary(source: source, options: nil) }.contains("expected expression"))
+    #expect(
+      failure { _ = try faulty.device.makeLibrary(source: source, options: nil) }.contains(
+        "expected expression"))
   }
 }
