@@ -43,8 +43,8 @@ typedef struct {
 typedef struct {
   double lists;           // command lists finished
   double dispatches;      // kernels run
-  double busy_seconds;    // time with a command list in execution, waits for events left out
-  double event_seconds;   // time that command lists waited for events
+  double busy_seconds;    // time with a command list in execution, waits for events left out if it is known
+  double event_seconds;   // time that command lists waited for events; 0 where it is not known
   double buffer_bytes;    // bytes of live buffers that the library allocated itself
 } mf_counters_t;
 
@@ -82,9 +82,9 @@ uint32_t mf_abi_version(void);
 uint32_t mf_catalogue_hash(void);  // MF_CATALOGUE_HASH of the header it was built with
 int32_t mf_last_error(char *text, uint32_t capacity);
 
-// --- Devices. Destroying one waits for its running list (for no event, though) and drops those not begun;
-// their signals do not take place, and waits on its events return MF_ERR_DEVICE. Its buffers and events
-// stay the caller's to destroy.
+// --- Devices. Destroying one waits for its running list (for no event, though). Those not begun it drops,
+// or runs to their end as well where work handed over cannot be taken back (a GPU); waits on its events
+// return MF_ERR_DEVICE. Its buffers and events stay the caller's to destroy.
 int32_t mf_device_create(const mf_device_options *options, mf_handle *device);
 int32_t mf_device_info(mf_handle device, mf_device_info_t *info);
 int32_t mf_device_destroy(mf_handle device);
@@ -120,10 +120,11 @@ int32_t mf_event_destroy(mf_handle event);
 int32_t mf_submit(mf_handle device, const uint8_t *commands, double bytes);
 int32_t mf_finish(mf_handle device, double timeout_seconds);  // waits for everything submitted
 
-// Cancels every list submitted so far. Cancelled lists end early: a kernel in execution ends, their
-// remaining dispatches and waits are skipped, their signals still take place. Until mf_resume, mf_submit
-// and waits by the host return MF_ERR_CANCELLED. Callable while another thread waits. mf_finish returns
-// only when all lists have ended, cancelled or not: only then is their memory the host's again.
+// Cancels every list submitted so far. Cancelled lists wait for no event any more, which may raise an event
+// that one waits for; their signals still take place. Their remaining dispatches are skipped, or run where
+// work handed over cannot be taken back (a GPU): what they write is worth nothing. Until mf_resume,
+// mf_submit and waits by the host return MF_ERR_CANCELLED. Callable while another thread waits. mf_finish
+// returns only when all lists have ended, cancelled or not: only then is their memory the host's again.
 int32_t mf_cancel(mf_handle device);
 int32_t mf_resume(mf_handle device);
 #if defined(__GNUC__)

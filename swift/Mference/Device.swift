@@ -66,8 +66,9 @@ final class Device: Handled, @unchecked Sendable {
       throw Failure(MF_ERR_DEVICE, "Metal made no command buffer")
     }
     var encoder = ListEncoder(buffer: buffer, pipelines: pipelines, bytes: list.bytes)
+    // An encoder may not go before it has ended, a failed one either.
+    defer { encoder.finish() }
     for command in list.commands { try encoder.encode(command) }
-    encoder.finish()
     return Submission(list: list, buffer: buffer)
   }
 
@@ -111,6 +112,14 @@ final class Device: Handled, @unchecked Sendable {
   }
 
   private static let lookMilliseconds = 10.0
+
+  /// Blocks until Metal has said of each list that is over that it is. A signal is seen a little earlier,
+  /// and whoever has seen it may take it that the list's buffers are free and that it counts.
+  func settle() {
+    state.lock()
+    defer { state.unlock() }
+    while running.contains(where: { $0.list.isOver }) { state.wait() }
+  }
 
   /// Blocks until every list submitted so far has ended.
   func finish(seconds: Double) throws {

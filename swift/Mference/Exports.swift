@@ -54,7 +54,9 @@ public func deviceCounters(_ device: mf_handle, _ counters: UnsafeMutablePointer
 {
   status {
     let found = try HandleTable.shared.find(device, as: Device.self)
-    try place(counters).pointee = found.counters.snapshot
+    let out = try place(counters)
+    found.settle()
+    out.pointee = found.counters.snapshot
   }
 }
 
@@ -64,7 +66,7 @@ public func deviceCounters(_ device: mf_handle, _ counters: UnsafeMutablePointer
 public func allocateMemory(_ bytes: Double, _ memory: UnsafeMutablePointer<mf_handle>?) -> Int32 {
   status {
     let out = try place(memory)
-    let made = try Memory.allocate(bytes: try size(bytes, "the size of a memory"))
+    let made = try Memory.allocate(bytes: try positiveSize(bytes, "the size of memory"))
     out.pointee = try HandleTable.shared.add(made)
   }
 }
@@ -106,8 +108,7 @@ public func createBuffer(
   status {
     let out = try place(buffer)
     let owner = try HandleTable.shared.find(device, as: Device.self)
-    let size = try size(bytes, "the size of a buffer")
-    guard size > 0 else { throw Failure(MF_ERR_ARGUMENT, "a buffer of 0 bytes was asked for") }
+    let size = try positiveSize(bytes, "the size of a buffer")
     let memory = try Memory.allocate(bytes: size, alignment: Memory.pageBytes)
     let made = try Buffer(owner, over: memory, offset: 0, bytes: size, ownsMemory: true)
     out.pointee = try HandleTable.shared.add(made)
@@ -146,8 +147,11 @@ public func bufferContents(
 public func destroyBuffer(_ buffer: mf_handle) -> Int32 {
   status {
     let found = try HandleTable.shared.find(buffer, as: Buffer.self)
+    if found.isPinned { found.device.settle() }
     guard !found.isPinned else {
-      throw Failure(MF_ERR_ARGUMENT, "the buffer is used by a submitted list: wait for it first")
+      throw Failure(
+        MF_ERR_ARGUMENT,
+        "buffer \(buffer) is used by a submitted command list; wait for the list first")
     }
     _ = try HandleTable.shared.remove(buffer, as: Buffer.self)
   }
@@ -189,8 +193,11 @@ public func waitForEvent(_ event: mf_handle, _ value: Double, _ seconds: Double)
 public func destroyEvent(_ event: mf_handle) -> Int32 {
   status {
     let found = try HandleTable.shared.find(event, as: Event.self)
+    if found.isAwaited { found.device.settle() }
     guard !found.isAwaited else {
-      throw Failure(MF_ERR_ARGUMENT, "a submitted list waits for the event")
+      throw Failure(
+        MF_ERR_ARGUMENT,
+        "a submitted command list waits for event \(event); signal it or cancel first")
     }
     _ = try HandleTable.shared.remove(event, as: Event.self)
   }

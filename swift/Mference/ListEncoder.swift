@@ -19,7 +19,8 @@ struct ListEncoder {
   mutating func encode(_ command: Command) throws {
     switch command {
     case .dispatch(let dispatch):
-      try encode(dispatch, into: try encoder())
+      // Nothing to do is no dispatch for Metal.
+      if dispatch.groups.count > 0 { try encode(dispatch, into: try encoder()) }
     case .wait(let event, let value):
       finish()
       buffer.encodeWaitForEvent(event.metal, value: value)
@@ -48,14 +49,26 @@ struct ListEncoder {
     defer { if Self.namesDispatches { encoder.popDebugGroup() } }
     try bytes.withUnsafeBytes { all in
       let params = all.baseAddress! + dispatch.params.lowerBound
-      encoder.setComputePipelineState(try pipelines.pipeline(dispatch.kernel, params))
+      let pipeline = try pipelines.pipeline(dispatch.kernel, params)
+      try check(dispatch, fits: pipeline)
+      encoder.setComputePipelineState(pipeline)
       encoder.setBytes(params, length: dispatch.params.count, index: dispatch.bindings.count)
     }
     for (index, range) in dispatch.bindings.enumerated() {
-      encoder.setBuffer(range.buffer.metal, offset: range.buffer.start + range.offset, index: index)
+      encoder.setBuffer(range.buffer.metal, offset: range.offset, index: index)
     }
     encoder.dispatchThreadgroups(
       size(of: dispatch.groups), threadsPerThreadgroup: size(of: dispatch.threads))
+  }
+
+  private func check(_ dispatch: Dispatch, fits pipeline: any MTLComputePipelineState) throws {
+    let threads = dispatch.threads.count
+    guard threads >= 1, threads <= Double(pipeline.maxTotalThreadsPerThreadgroup) else {
+      throw Failure(
+        MF_ERR_KERNEL,
+        "\(String(cString: mf_kernel_name(dispatch.kernel))) has groups of \(shown(threads)) threads; "
+          + "1 to \(pipeline.maxTotalThreadsPerThreadgroup) were expected")
+    }
   }
 
   /// Names cost time; captures and validated runs want them.
@@ -76,7 +89,7 @@ struct ListEncoder {
     return String(cString: mf_kernel_name(dispatch.kernel)) + uses.joined()
   }
 
-  private func size(of three: [UInt32]) -> MTLSize {
-    MTLSize(width: Int(three[0]), height: Int(three[1]), depth: Int(three[2]))
+  private func size(of grid: Grid) -> MTLSize {
+    MTLSize(width: grid.width, height: grid.height, depth: grid.depth)
   }
 }

@@ -61,8 +61,8 @@ struct ListReader {
     offset += length
     return Dispatch(
       kernel: command.kernel,
-      groups: [command.groups.0, command.groups.1, command.groups.2],
-      threads: [command.threads.0, command.threads.1, command.threads.2],
+      groups: Grid(command.groups),
+      threads: Grid(command.threads),
       bindings: ranges,
       params: params..<params + facts.paramBytes)
   }
@@ -103,18 +103,17 @@ struct ListReader {
         "\(place), \(length) bytes from byte \(start) on, leaves its buffer of \(buffer.bytes)")
     }
     guard Double(length) >= extent else {
-      throw Failure(MF_ERR_KERNEL, "\(place) has \(length) bytes; \(extent) are touched")
+      throw Failure(MF_ERR_KERNEL, "\(place) has \(length) bytes; \(shown(extent)) are touched")
     }
     let flags = mf_binding_flags(kernel, UInt32(number))
-    let isWritten = flags & UInt32(MF_BINDING_WRITTEN) != 0
-    if isWritten, buffer.memory.isReadOnly {
+    if flags & UInt32(MF_BINDING_WRITTEN) != 0, buffer.memory.isReadOnly {
       throw Failure(MF_ERR_KERNEL, "\(place) is written, but its memory is read-only")
     }
     let element = Int(flags & ~UInt32(MF_BINDING_WRITTEN))
     guard (buffer.start + start) % element == 0 else {
       throw Failure(MF_ERR_KERNEL, "\(place) must start at a multiple of \(element) bytes")
     }
-    return BufferRange(buffer: buffer, offset: start, bytes: length, isWritten: isWritten)
+    return BufferRange(buffer: buffer, offset: buffer.start + start)
   }
 
   private func name(_ kernel: UInt32) -> String { String(cString: mf_kernel_name(kernel)) }

@@ -32,7 +32,6 @@ final class Memory: Handled, @unchecked Sendable {
 
   /// Zeroed memory; pages become physical when they are written.
   static func allocate(bytes: Int, alignment: Int = slabAlignment) throws -> Memory {
-    guard bytes > 0 else { throw Failure(MF_ERR_ARGUMENT, "a memory of 0 bytes was asked for") }
     let region = try Region(bytes: bytes, alignment: alignment)
     return Memory(region, bytes: bytes, isReadOnly: false)
   }
@@ -41,22 +40,22 @@ final class Memory: Handled, @unchecked Sendable {
   static func map(path: String) throws -> Memory {
     let descriptor = open(path, O_RDONLY | O_CLOEXEC)
     guard descriptor >= 0 else {
-      throw Failure(MF_ERR_IO, "\(path) cannot be opened: \(String(cString: strerror(errno)))")
+      throw Failure(MF_ERR_IO, "\(path) could not be opened: \(String(cString: strerror(errno)))")
     }
     defer { close(descriptor) }
     var facts = stat()
-    guard fstat(descriptor, &facts) == 0, facts.st_mode & S_IFMT == S_IFREG else {
-      throw Failure(MF_ERR_IO, "\(path) is not a regular file")
+    guard fstat(descriptor, &facts) == 0, facts.st_mode & S_IFMT == S_IFREG, facts.st_size > 0 else {
+      throw Failure(
+        MF_ERR_IO, "\(path) cannot be mapped: a regular file that is not empty was expected")
     }
     let bytes = Int(facts.st_size)
-    guard bytes > 0 else { throw Failure(MF_ERR_IO, "\(path) is empty") }
     let region = try Region(bytes: bytes, alignment: pageBytes)
     let mapped = mmap(
       region.start, bytes, PROT_READ, MAP_FIXED | MAP_PRIVATE, descriptor, 0)
     guard mapped != MAP_FAILED else {
       let reason = String(cString: strerror(errno))
       munmap(region.reservation, region.reservedBytes)
-      throw Failure(MF_ERR_IO, "\(path) cannot be mapped: \(reason)")
+      throw Failure(MF_ERR_IO, "\(path) could not be mapped: \(reason)")
     }
     // Experts are read through descriptors; the common weights are wanted whole and soon.
     madvise(region.start, bytes, MADV_WILLNEED)
@@ -78,7 +77,7 @@ private struct Region {
     guard let reserved = mmap(nil, reservedBytes, PROT_READ | PROT_WRITE, flags, -1, 0),
       reserved != MAP_FAILED
     else {
-      throw Failure(MF_ERR_MEMORY, "no memory is left for \(wanted) bytes")
+      throw Failure(MF_ERR_MEMORY, "\(wanted) bytes of memory could not be had")
     }
     reservation = reserved
     let address = roundUp(Int(bitPattern: reserved), to: alignment)

@@ -12,6 +12,15 @@ func size(_ value: Double, _ what: String) throws -> Int {
   return Int(value)
 }
 
+/// A byte count of at least 1.
+func positiveSize(_ value: Double, _ what: String) throws -> Int {
+  let bytes = try size(value, what)
+  guard bytes > 0 else {
+    throw Failure(MF_ERR_ARGUMENT, "\(what) is 0; at least 1 was expected")
+  }
+  return bytes
+}
+
 /// The value of an event.
 func eventValue(_ value: Double) throws -> UInt64 {
   UInt64(try size(value, "the value of an event"))
@@ -24,6 +33,9 @@ func timeout(_ seconds: Double) throws -> Double {
   }
   return min(seconds, 3.2e9)
 }
+
+/// A count for a sentence; products of wrong parameters may be beyond any whole number.
+func shown(_ count: Double) -> String { count <= exactMax ? String(Int(count)) : String(count) }
 
 /// The smallest multiple of `unit` that is at least `bytes`.
 func roundUp(_ bytes: Int, to unit: Int) -> Int { (bytes + unit - 1) / unit * unit }

@@ -6,13 +6,12 @@ import { join } from "node:path";
 import { matmulAffine } from "../../src/kernels/matmul.ts";
 import { routedReduce } from "../../src/kernels/moe.ts";
 import { argmax, penalize } from "../../src/kernels/sampling.ts";
-import { buildDeviceLibrary } from "../../src/native/build.ts";
 import { Commands } from "../../src/native/commands.ts";
 import { Device, type SharedBuffer } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { sentenceOf } from "../../src/util/errors.ts";
+import { isMetal, library } from "../fixtures/devices.ts";
 
-const library = await buildDeviceLibrary();
 const raw = openLibrary(library);
 const folder = mkdtempSync(join(tmpdir(), "mference-device-"));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -239,6 +238,7 @@ describe("lists are checked before they run", () => {
     const counter = new Counter(device, 64);
     const good = new Commands();
     counter.append(good, 2);
+    const dispatchBytes = good.bytes.length / 2;
     good.wait(event, 0);
     let state = 1;
     const random = (below: number): number => {
@@ -247,7 +247,13 @@ describe("lists are checked before they run", () => {
     };
     for (let round = 0; round < 3000; round += 1) {
       const bytes = good.bytes.slice();
-      for (let i = random(4); i >= 0; i -= 1) bytes[random(bytes.length)] = random(256);
+      for (let i = random(4); i >= 0; i -= 1) {
+        const place = random(bytes.length);
+        // A grid is the caller's word; a GPU would take the time for all that it says.
+        if (!isMetal || place % dispatchBytes < 16 || place % dispatchBytes >= 40) {
+          bytes[place] = random(256);
+        }
+      }
       const status = raw.mf_submit(device.id, bytes, bytes.length - 8 * random(3));
       expect(status <= 0 && status >= DEVICE).toBe(true);
       if (status !== 0) expect(lastSentence()).not.toBe("");
@@ -329,7 +335,7 @@ describe("events", () => {
 });
 
 describe("cancelling and failing", () => {
-  test("cancelled lists signal but do not run, until resumed", () => {
+  test("cancelled lists signal, and run no more where they can be stopped, until resumed", () => {
     const [gate, done] = [device.createEvent(), device.createEvent()];
     const counter = new Counter(device);
     const commands = new Commands();
@@ -342,7 +348,9 @@ describe("cancelling and failing", () => {
     expect(() => device.submit(commands.bytes)).toThrow(/cancelled/);
     expect(() => device.finish(60)).toThrow(/cancelled/);
     expect(device.eventValue(done)).toBe(1);
-    expect(device.counters().dispatches).toBe(0);
+    // A committed command buffer cannot be taken back: what it computes is for nobody.
+    expect(device.counters().dispatches).toBe(isMetal ? 5 : 0);
+    for (const sum of counter.sums) floats(sum).fill(0, 0, counter.width);
     device.resume();
     device.signal(gate, 1);
     device.submit(commands.bytes);
@@ -367,7 +375,8 @@ describe("cancelling and failing", () => {
     worker.terminate();
   });
 
-  test("a failed list makes waits say why, until resumed", () => {
+  // A GPU cannot fail for what it reads; how it fails is in metal.test.ts.
+  test.skipIf(isMetal)("a failed list makes waits say why, until resumed", () => {
     const done = device.createEvent();
     const [logits, ids] = [device.createBuffer(64), device.createBuffer(16)];
     new Uint32Array(ids.bytes.buffer, ids.bytes.byteOffset, 1)[0] = 99;
@@ -442,6 +451,10 @@ describe("the end", () => {
 
 describe("threads", () => {
   test("impossible devices are refused with the possible values", () => {
+    if (isMetal) {
+      expect(() => new Device({ library, simd: "avx2" })).toThrow(/no instruction sets/);
+      return;
+    }
     expect(() => new Device({ library, threads: 65 })).toThrow(/at most 64/);
     expect(() => new Device({ library, simd: "sse9" })).toThrow(/portable, avx2, avx512 or neon/);
     const foreign = process.arch === "arm64" ? "avx2" : "neon";
