@@ -68,7 +68,7 @@ export interface FileLock {
  * Takes an exclusive lock on `path`, creating the file when absent, and never waits. The lock ends with
  * `release` or with the process.
  *
- * @throws MferenceError "install.busy" when another holder has it
+ * @throws MferenceError "install.busy" when another holder has it, "install.space" on a full disk
  * @throws MferenceError "native.lock" when the path is a link or no regular file, or the call fails
  */
 export function acquireLock(path: string): FileLock {
@@ -97,6 +97,11 @@ function openLockFile(path: string): number {
   try {
     return fs.openSync(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600);
   } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === "ENOSPC" || code === "EDQUOT") {
+      const sentence = `the disk is full: there is no room for ${path}; free some space and try again`;
+      throw new MferenceError("install.space", sentence, { cause: error });
+    }
     throw new MferenceError(
       "native.lock",
       `cannot open the lock file ${path}: ${sentenceOf(error)}; it must be a regular file that this user may write, and not a link`,
