@@ -12,6 +12,7 @@ import { buildMetalLibrary } from "../src/native/build-metal.ts";
 import { buildTokenizerLibrary } from "../src/native/build-tokenizer.ts";
 import { buildFolder, ROOT } from "../src/native/built.ts";
 import type { EmbeddedFile } from "../src/util/embedded.ts";
+import { env } from "../src/util/env.ts";
 import { MferenceError, sentenceOf } from "../src/util/errors.ts";
 import { formatBytes } from "../src/util/units.ts";
 
@@ -106,6 +107,12 @@ async function describe(file: string): Promise<EmbeddedFile> {
 
 /** Builds the binary at `outfile` and returns what it needs of a system. */
 async function buildBinary(outfile: string, isWithDemo: boolean): Promise<string> {
+  if (env("MFERENCE_LIBRARY") !== undefined) {
+    throw new MferenceError(
+      "usage.value",
+      "unset MFERENCE_LIBRARY: a binary carries what is built here",
+    );
+  }
   const contents = await gatherContents(isWithDemo);
   const libraries = ["cpu", "metal", "tokenizer"].flatMap((group) => contents[group] ?? []);
   const needs = await systemNeeds([process.execPath, ...libraries]);
@@ -119,7 +126,10 @@ async function buildBinary(outfile: string, isWithDemo: boolean): Promise<string
       entrypoints: [entry, path.join(ROOT, "src/engine/worker.ts")],
       naming: { entry: "[name].[ext]" },
       target: "bun",
-      minify: true,
+      format: "esm",
+      // Compiled ahead the program starts sooner by a quarter; names stay for the stack of a fault.
+      bytecode: true,
+      minify: { whitespace: true, syntax: true, identifiers: false },
       // Nothing in the folder where the program is used may change what it does.
       compile: {
         outfile: path.resolve(outfile),
@@ -146,6 +156,7 @@ try {
   const bytes = fs.statSync(values.outfile).size;
   console.log(`${values.outfile}: ${formatBytes(bytes)}; needs ${needs}`);
 } catch (error) {
-  console.error(sentenceOf(error));
+  const causes = error instanceof AggregateError ? error.errors : [];
+  console.error([error, ...causes].map(sentenceOf).join("\n"));
   process.exit(1);
 }
