@@ -1,7 +1,7 @@
 /**
  * Builds the program as one file that needs neither this repository nor Bun: TypeScript, the device's
  * library, the tokenizer's, and with `--with-demo` the demo model. `--outfile FILE` names it
- * (build/mference). Everything that a system must bring is found out here and stated by the program.
+ * (build/mference); `--complete` refuses to go without the tokenizer library. Everything that a system must bring is found out here and stated by the program.
  */
 import fs from "node:fs";
 import path from "node:path";
@@ -22,7 +22,14 @@ const OLDEST_MACOS = "macOS 15";
 /** Paths of what goes in, by what it is for. */
 type Contents = Readonly<Record<string, readonly string[]>>;
 
-async function gatherContents(isWithDemo: boolean): Promise<Contents> {
+interface Wishes {
+  readonly outfile: string;
+  readonly isWithDemo: boolean;
+  /** Whether a binary without the tokenizer library is none. */
+  readonly isComplete: boolean;
+}
+
+async function gatherContents({ isWithDemo, isComplete }: Wishes): Promise<Contents> {
   const onProgress = (sentence: string): void => console.error(sentence);
   const cpu = await buildDeviceLibrary({ onProgress });
   // What stands in for Metal elsewhere is test equipment.
@@ -31,6 +38,7 @@ async function gatherContents(isWithDemo: boolean): Promise<Contents> {
   const options = { buildDir: buildFolder(undefined), isForced: true, onProgress };
   const tokenizer = await buildTokenizerLibrary(options);
   if ("unavailable" in tokenizer) {
+    if (isComplete) throw new MferenceError("native.build", tokenizer.unavailable);
     console.error(`without the tokenizer library: ${tokenizer.unavailable}`);
   }
   return {
@@ -105,15 +113,15 @@ async function describe(file: string): Promise<EmbeddedFile> {
   return { name, path: file, sizeBytes, sha256: hasher.digest("hex") };
 }
 
-/** Builds the binary at `outfile` and returns what it needs of a system. */
-async function buildBinary(outfile: string, isWithDemo: boolean): Promise<string> {
+/** Builds the binary and returns what it needs of a system. */
+async function buildBinary(wishes: Wishes): Promise<string> {
   if (env("MFERENCE_LIBRARY") !== undefined) {
     throw new MferenceError(
       "usage.value",
       "unset MFERENCE_LIBRARY: a binary carries what is built here",
     );
   }
-  const contents = await gatherContents(isWithDemo);
+  const contents = await gatherContents(wishes);
   const libraries = ["cpu", "metal", "tokenizer"].flatMap((group) => contents[group] ?? []);
   const needs = await systemNeeds([process.execPath, ...libraries]);
   fs.mkdirSync(buildFolder(undefined), { recursive: true });
@@ -132,7 +140,7 @@ async function buildBinary(outfile: string, isWithDemo: boolean): Promise<string
       minify: { whitespace: true, syntax: true, identifiers: false },
       // Nothing in the folder where the program is used may change what it does.
       compile: {
-        outfile: path.resolve(outfile),
+        outfile: path.resolve(wishes.outfile),
         autoloadDotenv: false,
         autoloadBunfig: false,
         autoloadTsconfig: false,
@@ -149,12 +157,14 @@ const { values } = parseArgs({
   options: {
     outfile: { type: "string", default: path.join(buildFolder(undefined), "mference") },
     "with-demo": { type: "boolean", default: false },
+    complete: { type: "boolean", default: false },
   },
 });
 try {
-  const needs = await buildBinary(values.outfile, values["with-demo"]);
-  const bytes = fs.statSync(values.outfile).size;
-  console.log(`${values.outfile}: ${formatBytes(bytes)}; needs ${needs}`);
+  const { outfile, complete: isComplete, "with-demo": isWithDemo } = values;
+  const needs = await buildBinary({ outfile, isWithDemo, isComplete });
+  const bytes = fs.statSync(outfile).size;
+  console.log(`${outfile}: ${formatBytes(bytes)}; needs ${needs}`);
 } catch (error) {
   const causes = error instanceof AggregateError ? error.errors : [];
   console.error([error, ...causes].map(sentenceOf).join("\n"));

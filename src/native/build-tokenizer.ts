@@ -103,7 +103,8 @@ function hashSources(sourceDir: string): string {
   return hash.digest("hex").slice(0, 16);
 }
 
-function findCargo(): string | undefined {
+/** The command that runs cargo: `CARGO`, the PATH or the usual place. */
+export function findCargo(): string | undefined {
   const given = env("CARGO");
   if (given !== undefined) return given;
   const usual = join(env("HOME") ?? "/", ".cargo/bin/cargo");

@@ -73,10 +73,9 @@ export async function copyOutLibrary(file: EmbeddedFile): Promise<string> {
   if (isCopy(target, file)) {
     markUsed(target);
   } else {
-    await inCache({ what: `the library ${file.name}`, code: "native.load" }, async (folder) => {
-      await replaceDurably(target, file);
-      removeUnused(folder);
-    });
+    await inCache({ what: `the library ${file.name}`, code: "native.load" }, () =>
+      replaceDurably(target, file),
+    );
   }
   checkRunnable(target);
   return target;
@@ -113,6 +112,7 @@ async function inCache<T>(
   const folder = cacheFolder();
   try {
     fs.mkdirSync(folder, { recursive: true, mode: 0o700 });
+    removeUnused(folder);
     return await work(folder);
   } catch (cause) {
     if (cause instanceof MferenceError) throw cause;
@@ -228,9 +228,12 @@ function markUsed(target: string): void {
 function removeUnused(folder: string): void {
   for (const name of fs.readdirSync(folder)) {
     const copy = path.join(folder, name);
-    const ageMs =
-      Date.now() - (fs.lstatSync(copy, { throwIfNoEntry: false })?.mtimeMs ?? Date.now());
     const keptMs = name.includes(TEMPORARY) ? DAY_MS : KEPT_DAYS * DAY_MS;
-    if (ageMs > keptMs) fs.rmSync(copy, { recursive: true, force: true });
+    try {
+      if (Date.now() - fs.lstatSync(copy).mtimeMs <= keptMs) continue;
+      fs.rmSync(copy, { recursive: true, force: true });
+    } catch {
+      // Another start removed it first, or it is another user's.
+    }
   }
 }
