@@ -25,6 +25,7 @@ int32_t mf_size(double value, const char *what, size_t *size) {
 
 static void destroy_memory(void *object) {
   mf_memory *memory = object;
+  if (memory->read_only) mf_fault_forget(memory->contents);
   if (memory->mapped)
     munmap(memory->contents, memory->bytes);
   else
@@ -115,6 +116,7 @@ int32_t mf_memory_map(const char *path, mf_handle *handle) {
     return mf_error(MF_ERR_MEMORY, "no memory is left to map %s", path);
   }
   memory->read_only = true;
+  mf_fault_watch(contents, bytes);
   return mf_handle_create(&memory->object, handle);
 }
 

@@ -65,6 +65,13 @@ int32_t mf_size(double value, const char *what, size_t *size);
 // Zeroed memory of one reference; NULL and a sentence (MF_ERR_MEMORY).
 mf_memory *mf_memory_new(size_t bytes, bool slab);
 
+// --- fault.c: mapped files whose bytes vanish while they are in use.
+void mf_fault_watch(const void *contents, size_t bytes);
+void mf_fault_forget(const void *contents);
+// Whether any watched file, or the one mapped there, has lost bytes: what was computed on it may be wrong.
+bool mf_fault_seen(void);
+bool mf_fault_lost(const void *contents);
+
 // --- buffers.c
 typedef struct {
   mf_object object;

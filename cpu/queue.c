@@ -55,6 +55,16 @@ void mf_queue_changed(mf_device *device) {
   }
 }
 
+// Whether a file that the list reads has lost bytes. Its buffers are pinned as long as it has dispatches.
+static bool uses_lost_file(const mf_list *list) {
+  if (!mf_fault_seen()) return false;
+  for (uint32_t i = 0; i < list->binding_count; i++) {
+    const mf_buffer *buffer = list->buffers[i];
+    if (buffer != NULL && buffer->memory->read_only && mf_fault_lost(buffer->memory->contents)) return true;
+  }
+  return false;
+}
+
 static run_end run_list(mf_device *device, mf_list *list, const mf_goal *goal) {
   while (list->step_index < list->step_count) {
     if (must_leave(device, goal)) return RUN_LEFT;
@@ -62,6 +72,8 @@ static run_end run_list(mf_device *device, mf_list *list, const mf_goal *goal) {
     const bool skip = atomic_load_explicit(&list->skip, memory_order_acquire);
     if (step->kind == MF_COMMAND_DISPATCH) {
       if (!skip) mf_pool_run(device, step);
+      if (uses_lost_file(list))
+        mf_queue_fail(device, "a mapped file was cut or could not be read while it was in use");
     } else if (step->kind == MF_COMMAND_SIGNAL) {
       mf_event_raise(step->event, step->value);
     } else {

@@ -91,8 +91,8 @@ int32_t mf_device_destroy(mf_handle device);
 int32_t mf_counters(mf_handle device, mf_counters_t *counters);
 
 // --- Memory that the library owns: a slab (2 MiB aligned, huge pages where the system has them) or a
-// file mapped read-only, which must not shrink while it is mapped. Released when its handle and every
-// buffer over it are gone.
+// file mapped read-only. It must not shrink while it is mapped; where the CPU device finds that it did, lists
+// that use it fail. Released when its handle and every buffer over it are gone.
 int32_t mf_memory_allocate(double bytes, mf_handle *memory);
 int32_t mf_memory_map(const char *path, mf_handle *memory);
 int32_t mf_memory_contents(mf_handle memory, void **contents, double *bytes);

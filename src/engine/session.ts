@@ -155,8 +155,20 @@ export class Session {
     try {
       return await work();
     } catch (error) {
-      this.#recover(error);
-      throw error;
+      const cause = this.#explain(error);
+      this.#recover(cause);
+      throw cause;
+    }
+  }
+
+  /** Where a mapped file was cut under the device, that says more than that the device failed. */
+  #explain(error: unknown): unknown {
+    if (!(error instanceof MferenceError && error.code === "native.call")) return error;
+    try {
+      this.model.checkMapped();
+      return error;
+    } catch (cause) {
+      return cause;
     }
   }
 

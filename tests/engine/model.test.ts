@@ -189,6 +189,23 @@ describe("a file that changes while it is used", () => {
     }
   });
 
+  test("a mapped file that is cut while a token is computed ends it in a sentence", async () => {
+    for (const [name, slots] of [
+      [WEIGHTS, 2],
+      [LAYER, "resident"],
+    ] as const) {
+      const directory = await packageOf();
+      const session = openSession(await loadTiny({ directory, slots }));
+      await session.extend(Uint32Array.from(prompt));
+      const cut = (): void => fs.truncateSync(fileOf(directory, name), 4096);
+      const tap = { tensor: cut, cache: () => {}, routes: () => {} };
+      const failure = await failureOf(() => session.extend(Uint32Array.of(5), { tap }));
+      expect(failure.code).toBe("format.changed");
+      expect(failure.message).toContain("4096 now");
+      expect((await failureOf(() => session.extend(Uint32Array.of(5)))).code).toBe("engine.state");
+    }
+  });
+
   test("a layer that is cut between two tokens is missed when an expert is read", async () => {
     const directory = await packageOf();
     const session = openSession(await loadTiny({ directory, slots: 1 }));

@@ -1,6 +1,6 @@
 /** The device's core through the ABI: handles, checked lists, events, cancelling, memory, threads. */
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, truncateSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { matmulAffine } from "../../src/kernels/matmul.ts";
@@ -438,6 +438,22 @@ describe("the end", () => {
       device.destroyBuffer(buffers[1]!);
     }
     expect(device.counters().bufferBytes).toBe(0);
+  });
+
+  test.skipIf(isMetal)("a mapped file that is cut fails only lists that use it (CPU)", () => {
+    const path = join(folder, "cut");
+    writeFileSync(path, new Uint8Array(1 << 20).fill(1));
+    const mapped = device.bindMemory(device.mapFile(path));
+    const own = device.createBuffer(1 << 20);
+    truncateSync(path, 5000);
+    for (const buffer of [mapped, own, mapped]) {
+      const commands = new Commands();
+      commands.dispatch(argmax, { logits: { buffer }, result: { buffer: own } }, { T: 1, V: 9000 });
+      device.submit(commands.bytes);
+      if (buffer === own) device.finish(60);
+      else expect(() => device.finish(60)).toThrow(/was cut or could not be read/);
+      device.resume();
+    }
   });
 
   test("a file that cannot be mapped is said", () => {
