@@ -84,6 +84,8 @@ export const matmulAffineCases: readonly ConformanceCase[] = [
   ...columns.flatMap((I) => [4, 8].flatMap((bits) => matmulCases({ T: 1, I, O: 67, bits }))),
   ...[2, 3, 5, 8, 33].flatMap((T) => matmulCases({ T, I: 704, O: 50, bits: 4 })),
   ...matmulCases({ T: 17, I: 2112, O: 19, bits: 8 }),
+  ...[15, 16].flatMap((T) => matmulCases({ T, I: 64, O: 65, bits: 8 })),
+  ...matmulCases({ T: 67, I: 128, O: 150, bits: 4 }),
   ...matmulCases({ T: 7, I: 2816, O: 33, bits: 4 }),
   ...matmulCases({ T: 2, I: 4096, O: 37, bits: 4 }),
   ...matmulCases({ T: 1, I: 8192, O: 41, bits: 4 }),
