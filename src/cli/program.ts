@@ -2,6 +2,7 @@
  * The program: finds the command, checks its arguments strictly, runs it, and turns whatever happens into
  * one sentence and an exit code. Loads nothing that the command does not need.
  */
+import fs from "node:fs";
 import { MferenceError, sentenceOf } from "../util/errors.ts";
 import { closest, strictArguments } from "./args.ts";
 import { type Command, commands } from "./commands.ts";
@@ -116,10 +117,13 @@ function isJsonAsked(argv: readonly string[]): boolean {
   return argv.slice(0, end < 0 ? argv.length : end).includes("--json");
 }
 
-/** Whoever reads stdout may go away, as `head` does. */
+/** Whoever reads stdout may go away, as `head` does; anything else that stops it has to be said. */
 function endOnBrokenPipe(): void {
   process.stdout.on("error", (error: NodeJS.ErrnoException) => {
-    process.exit(error.code === "EPIPE" ? EXIT.brokenPipe : EXIT.failure);
+    if (error.code === "EPIPE") process.exit(EXIT.brokenPipe);
+    // Nothing is awaited any more: the process ends here.
+    fs.writeSync(2, `mference: the standard output cannot be written: ${sentenceOf(error)}\n`);
+    process.exit(EXIT.failure);
   });
   // Where stderr cannot be written nothing more can be said.
   process.stderr.on("error", () => process.exit(EXIT.failure));

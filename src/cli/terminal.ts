@@ -54,6 +54,8 @@ export function safeText(text: string, output: Output): string {
 /** Resolves when everything written so far has left the process. */
 export async function flushOutputs(): Promise<void> {
   await Promise.all([flush(process.stdout), flush(process.stderr)]);
+  // A write that failed is told in a later turn of the event loop, to who listens for errors.
+  await Bun.sleep(0);
 }
 
 function flush(stream: NodeJS.WriteStream): Promise<void> {

@@ -196,6 +196,21 @@ describe("signals", () => {
     await reader.cancel();
     expect(await child.exited).toBe(141);
   });
+
+  test.skipIf(!fs.existsSync("/dev/full"))(
+    "an output without room is said (needs /dev/full)",
+    async () => {
+      const child = Bun.spawn([process.execPath, MAIN, "models"], {
+        stdout: Bun.file("/dev/full"),
+        stderr: "pipe",
+        env: { ...process.env, MFERENCE_HOME: home },
+      });
+      expect(await new Response(child.stderr).text()).toMatch(
+        /^mference: the standard output cannot .*\n$/,
+      );
+      expect(await child.exited).toBe(1);
+    },
+  );
 });
 
 test("at a terminal: questions, history, a paste, Ctrl-C, and no colours out of place", async () => {
