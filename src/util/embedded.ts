@@ -177,9 +177,11 @@ async function writeCopy(
   try {
     for (let offset = 0; offset < file.sizeBytes; offset += TILE_BYTES) {
       const end = Math.min(file.sizeBytes, offset + TILE_BYTES);
-      const tile = await source.slice(offset, end).bytes();
+      const tile = await source.slice(offset, end).arrayBuffer();
       hasher.update(tile);
-      writeWhole(descriptor, tile);
+      writeWhole(descriptor, new Uint8Array(tile));
+      // Freed at once: the collector has no reason to come before the whole file has passed.
+      tile.transfer(0);
     }
     if (hasher.digest("hex") !== file.sha256) throw damaged(file);
     if (options.isDurable === true) fs.fsyncSync(descriptor);

@@ -170,6 +170,31 @@ built(titled("the cache folder"), () => {
   });
 });
 
+describe.skipIf(process.platform !== "linux")("memory (read from /proc)", () => {
+  test("a file inside passes through it in tiles", async () => {
+    const place = temporaryFolder();
+    const sizeBytes = 64 * 2 ** 20;
+    const zeros = new Uint8Array(sizeBytes);
+    fs.writeFileSync(path.join(place, "zeros.bin"), zeros);
+    const sha256 = new Bun.CryptoHasher("sha256").update(zeros).digest("hex");
+    const code = `
+      import zeros from "./zeros.bin" with { type: "file" };
+      import { readFileSync } from "node:fs";
+      import { withCopies } from ${JSON.stringify(path.join(ROOT, "src/util/embedded.ts"))};
+      const own = () => 1024 * Number(/RssAnon:\\s+(\\d+)/.exec(readFileSync("/proc/self/status", "utf8"))[1]);
+      const before = own();
+      const file = { name: "zeros.bin", path: zeros, sizeBytes: ${sizeBytes}, sha256: "${sha256}" };
+      await withCopies([file], async () => console.log(own() - before));`;
+    fs.writeFileSync(path.join(place, "main.ts"), code);
+    const build = [process.execPath, "build", "--compile", "main.ts", "--outfile", "copier"];
+    expect(await outcome(build, { cwd: place })).toMatchObject({ exit: 0 });
+    const { stdout, stderr } = await outcome([path.join(place, "copier")], { cwd: place });
+    expect(stderr).toBe("");
+    expect(Number(stdout)).toBeGreaterThan(0);
+    expect(Number(stdout)).toBeLessThan(sizeBytes / 4);
+  });
+});
+
 /** Whether this user may mount file systems in a namespace of its own. */
 const mountRefusal = ((): string | undefined => {
   if (process.platform !== "linux") return "namespaces of mounts are a thing of Linux";
