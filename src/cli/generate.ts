@@ -43,8 +43,10 @@ export const generate = declareCommand({
 async function runGenerate(values: Values, strict: readonly string[]): Promise<ExitCode> {
   const sampling = readSamplingFlags(values);
   const maxNew = readMaxNew(values);
+  const stop = repeatedValues(strict, "stop");
   const prompt = await readPrompt(values);
   return await withModel(values, async ({ model, terminal, progress, interrupts, isQuiet }) => {
+    checkStops(stop, model.info.hasText);
     const isJson = values["json"] === true;
     const answer = await showAnswer(
       {
@@ -57,7 +59,7 @@ async function runGenerate(values: Values, strict: readonly string[]): Promise<E
         prompt,
         sampling: resolveSampling(sampling, model.info.sampling),
         maxNew,
-        stop: repeatedValues(strict, "stop"),
+        stop,
       },
       interrupts.signal,
     );
@@ -67,6 +69,19 @@ async function runGenerate(values: Values, strict: readonly string[]): Promise<E
     }
     return interrupts.exitCode ?? EXIT.ok;
   });
+}
+
+/**
+ * Refuses texts to stop at where there will be no text.
+ *
+ * @throws MferenceError "usage.flag"
+ */
+export function checkStops(stop: readonly string[], hasText: boolean): void {
+  if (hasText || stop.length === 0) return;
+  throw new MferenceError(
+    "usage.flag",
+    "--stop looks for a text, and this model has no tokenizer; leave it out",
+  );
 }
 
 async function readPrompt(values: Values): Promise<Prompt> {

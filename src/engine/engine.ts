@@ -202,7 +202,7 @@ export class Engine {
     if (this.#text !== undefined) return this.#text;
     throw new MferenceError(
       "model.text",
-      `${this.model.package.directory} has no tokenizer: it takes and gives token ids only`,
+      `${this.model.package.directory} has no tokenizer: it takes and gives token ids only; give them with --ids`,
     );
   }
 }
