@@ -4,7 +4,7 @@
  */
 import { dlopen, toArrayBuffer } from "bun:ffi";
 import { catalogueHash } from "../kernels/index.ts";
-import { type ErrorCode, MferenceError } from "../util/errors.ts";
+import { type ErrorCode, MferenceError, sentenceOf } from "../util/errors.ts";
 
 const ABI_VERSION = 1;
 
@@ -54,7 +54,8 @@ export function openLibrary(path: string): Symbols {
   try {
     symbols = dlopen(path, SYMBOLS).symbols;
   } catch (cause) {
-    throw new MferenceError("native.load", `cannot load the device library ${path}`, { cause });
+    const reason = `cannot load the device library ${path}: ${sentenceOf(cause)}`;
+    throw new MferenceError("native.load", reason, { cause });
   }
   const version = symbols.mf_abi_version();
   if (version !== ABI_VERSION) {

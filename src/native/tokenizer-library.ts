@@ -4,7 +4,7 @@
  * tokens: what it encodes is text.
  */
 import { dlopen } from "bun:ffi";
-import { MferenceError } from "../util/errors.ts";
+import { MferenceError, sentenceOf } from "../util/errors.ts";
 
 const ABI_VERSION = 1;
 const NOT_FOUND = 2;
@@ -60,7 +60,8 @@ export function openTokenizerLibrary(path: string): TokenizerLibrary {
   try {
     symbols = dlopen(path, SYMBOLS).symbols;
   } catch (cause) {
-    throw new MferenceError("native.load", `cannot load the tokenizer library ${path}`, { cause });
+    const reason = `cannot load the tokenizer library ${path}: ${sentenceOf(cause)}`;
+    throw new MferenceError("native.load", reason, { cause });
   }
   const version = symbols.mf_tokenizer_abi_version();
   if (version !== ABI_VERSION) {
