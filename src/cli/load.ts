@@ -12,12 +12,9 @@ import { MferenceError } from "../util/errors.ts";
 import { formatBytes } from "../util/units.ts";
 import type { LoadFlags } from "./options.ts";
 import { portion, type Progress } from "./progress.ts";
-import type { Terminal } from "./terminal.ts";
 
 export interface LoadContext {
-  readonly terminal: Terminal;
   readonly progress: Progress;
-  readonly isQuiet: boolean;
   readonly signal: AbortSignal;
 }
 
@@ -87,8 +84,8 @@ async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promis
   }
 }
 
-function notice({ terminal, isQuiet }: LoadContext, sentence: string): void {
-  if (!isQuiet) terminal.err.write(`${sentence}\n`);
+function notice({ progress }: LoadContext, sentence: string): void {
+  progress.say(sentence);
 }
 
 async function prepareLibraries(

@@ -68,10 +68,22 @@ export class Progress {
     this.#shownAt = now;
   }
 
+  /** Writes a line that stays, above the one that is refreshed. */
+  say(line: string): void {
+    if (this.#isQuiet) return;
+    this.#erase();
+    if (this.#output.isTerminal) this.#shown = "";
+    this.#output.write(`${line}\n`);
+  }
+
+  #erase(): void {
+    if (this.#output.isTerminal && this.#shown !== "") this.#output.write("\r\u001b[K");
+  }
+
   /** Ends the work and erases the line. */
   done(): void {
     clearInterval(this.#timer);
-    if (this.#output.isTerminal && this.#shown !== "") this.#output.write("\r\u001b[K");
+    this.#erase();
     this.#begin = undefined;
     this.#timer = undefined;
     this.#shown = "";

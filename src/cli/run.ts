@@ -34,7 +34,7 @@ export async function withModel(
   const progress = new Progress({ output: terminal.err, isQuiet });
   let model: LoadedModel | undefined;
   try {
-    model = await loadModel(flags, { terminal, progress, isQuiet, signal: interrupts.signal });
+    model = await loadModel(flags, { progress, signal: interrupts.signal });
     const exitCode = await use({ model, terminal, progress, interrupts, isQuiet });
     await model.recordUse();
     return exitCode;

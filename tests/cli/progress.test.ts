@@ -55,6 +55,33 @@ test("quiet is quiet, and work can begin again after its end", () => {
   expect(stderr()).toBe("");
 });
 
+test("a line that stays does not join the one that is refreshed", () => {
+  const { progress, at, stderr } = start(true);
+  progress.say("first");
+  at(0, "a");
+  at(1000, "a");
+  progress.say("said");
+  at(1050, "a");
+  progress.done();
+  const refreshed = [
+    "\r\u001b[Ka (1.00 s)",
+    "\r\u001b[K",
+    "said\n",
+    "\r\u001b[Ka (1.05 s)",
+    "\r\u001b[K",
+  ];
+  expect(stderr()).toBe(`first\n${refreshed.join("")}`);
+  const elsewhere = start(false);
+  elsewhere.at(0, "a");
+  elsewhere.at(1000, "a");
+  elsewhere.progress.say("said");
+  elsewhere.at(2500, "a");
+  expect(elsewhere.stderr()).toBe("a\nsaid\n");
+  const quiet = start(true, true);
+  quiet.progress.say("said");
+  expect(quiet.stderr()).toBe("");
+});
+
 test("portion", () => {
   expect(portion(1, 3, String)).toBe("33% of 3");
   expect(portion(0, 0, String)).toBe("100% of 0");
