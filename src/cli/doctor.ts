@@ -75,7 +75,7 @@ async function examine(
   const memory = memoryFacts();
   const native = await examineLibraries(context, device);
   const home = mferenceHome();
-  const models = await examineModels(memory.usableBytes);
+  const { models, notices } = await examineModels(memory.usableBytes);
   const disk = await examineDisk(native.library, home);
   const needs = embedded()?.needs;
   const findings: Findings = {
@@ -86,6 +86,7 @@ async function examine(
     cpu: { model: os.cpus()[0]?.model.trim() ?? "unknown", cores: os.availableParallelism() },
     memory,
     ...native.findings,
+    notices: [...native.findings.notices, ...notices],
     ...disk,
     home,
     models,
@@ -120,10 +121,18 @@ async function examineLibraries(
   }
 }
 
-async function examineModels(usableBytes: number): Promise<ModelFinding[]> {
+async function examineModels(
+  usableBytes: number,
+): Promise<{ readonly models: ModelFinding[]; readonly notices: string[] }> {
   const { listModels } = await import("../install/models.ts");
   const { modelNeeds, slotsThatFit } = await import("../engine/machine.ts");
-  return listModels().map(({ name, status, reason, directory }): ModelFinding => {
+  let entries: ReturnType<typeof listModels>;
+  try {
+    entries = listModels();
+  } catch (error) {
+    return { models: [], notices: [sentenceOf(error)] };
+  }
+  const models = entries.map(({ name, status, reason, directory }): ModelFinding => {
     if (status !== "installed") return { name, status, reason: reason ?? "not complete" };
     try {
       const needs = modelNeeds(directory);
@@ -132,6 +141,7 @@ async function examineModels(usableBytes: number): Promise<ModelFinding[]> {
       return { name, status: "unusable", reason: sentenceOf(error) };
     }
   });
+  return { models, notices: [] };
 }
 
 /** A short read of an installed model's largest file, else of a file made for it. */

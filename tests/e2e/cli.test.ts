@@ -116,6 +116,13 @@ describe("answers", () => {
     const doctor = await run(["doctor", "--json"]);
     expect(doctor.exit).toBe(0);
     expect(JSON.parse(doctor.stdout)).toMatchObject({ models: [{ name: "demo" }] });
+    const odd = path.join(folder, "no-folder");
+    fs.writeFileSync(odd, "");
+    const other = await run(["doctor", "--json"], { home: odd });
+    expect(other.exit).toBe(0);
+    const findings = JSON.parse(other.stdout) as { models: unknown[]; notices: string[] };
+    expect(findings.models).toEqual([]);
+    expect(findings.notices.join()).toContain("cannot list");
   });
 });
 
