@@ -65,7 +65,7 @@ const FREE_TEST_FOLDERS = new Set([
 ]);
 
 /** Suites of the device libraries, whose sources are not in src/. */
-const DEVICE_SUITES = new Set(["tests/native/conformance.test.ts"]);
+const DEVICE_SUITES = new Set(["tests/native/conformance.test.ts", "tests/native/metal.test.ts"]);
 
 /** Every file of the repository that git would keep, tracked or new. */
 const files: readonly string[] = listFiles();

@@ -9,6 +9,8 @@ final class Injection: @unchecked Sendable {
   enum Place: String, CaseIterable {
     /// MTLCreateSystemDefaultDevice gives nil.
     case device
+    /// supportsFamily says no.
+    case family
     /// makeCommandQueue gives nil.
     case queue
     /// makeBuffer gives nil, whatever its arguments.

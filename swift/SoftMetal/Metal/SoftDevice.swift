@@ -25,7 +25,7 @@ final class SoftDevice: MTLDevice, @unchecked Sendable {
 
   func supportsFamily(_ gpuFamily: MTLGPUFamily) -> Bool {
     switch gpuFamily {
-    case .apple7, .apple8, .common3, .mac2, .metal3: true
+    case .apple7, .apple8, .common3, .mac2, .metal3: !fails(.family)
     default: false
     }
   }

@@ -1,0 +1,79 @@
+/**
+ * What Metal may refuse, and what becomes of it: every failure is a sentence, and the device goes on where
+ * it can. The software Metal injects the failures, each in a process of its own.
+ */
+import { describe, expect, test } from "bun:test";
+import { join } from "node:path";
+import { metalHindrance } from "../../src/native/build-metal.ts";
+import { isMetal, library } from "../fixtures/devices.ts";
+
+const STEPS = join(import.meta.dir, "../fixtures/metal-steps.ts");
+
+const reason =
+  metalHindrance() ?? "MFERENCE_TEST_DEVICE=metal runs it, and scripts/check-metal.ts does";
+if (!isMetal) test.skip(`the Metal device (${reason})`, () => {});
+
+/** What each step of the process said. */
+async function stepsWith(variables: Record<string, string>): Promise<string[]> {
+  const child = Bun.spawn([process.execPath, STEPS, library], {
+    env: { ...process.env, ...variables },
+    stdout: "pipe",
+    stderr: "inherit",
+  });
+  const output = await new Response(child.stdout).text();
+  expect(await child.exited).toBe(0);
+  return JSON.parse(output) as string[];
+}
+
+const ALL_WELL = [...Array.from({ length: 9 }, () => "ok"), "result 7, event 3", "ok"];
+
+/** All well but for some steps. */
+const except = (wrong: Record<number, RegExp>): unknown[] =>
+  ALL_WELL.map((text, i) => {
+    const pattern = wrong[i];
+    return pattern === undefined ? text : expect.stringMatching(pattern);
+  });
+
+// What is injected exists in the software Metal only.
+describe.skipIf(!isMetal || process.platform === "darwin")("when Metal fails", () => {
+  test("nothing fails by itself", async () => {
+    expect(await stepsWith({})).toEqual(ALL_WELL);
+  });
+
+  test.each([
+    ["device", /no Metal device; use the CPU device/],
+    ["family", /is no Apple silicon GPU/],
+    ["queue", /Metal made no command queue/],
+    ["library", /the shaders do not compile: .*injected/],
+  ])("no %s: the device does not open", async (place, sentence) => {
+    expect(await stepsWith({ SOFTMETAL_FAIL: place })).toEqual([expect.stringMatching(sentence)]);
+  });
+
+  test.each([
+    ["buffer", { 1: /Metal made no buffer of 16384 bytes/ }],
+    ["event", { 2: /Metal made no shared event/ }],
+  ] as const)("no %s", async (place, wrong) => {
+    const steps = await stepsWith({ SOFTMETAL_FAIL: place });
+    const ends = ALL_WELL.slice(0, 3).map((text, i) => {
+      const pattern = (wrong as Record<number, RegExp>)[i];
+      return pattern === undefined ? text : expect.stringMatching(pattern);
+    });
+    expect(steps).toEqual([...ends, "ok"]);
+  });
+
+  test.each([
+    ["function", /kernel softcap with constants \[\]: .*injected/],
+    ["pipeline", /kernel softcap with constants \[\]: .*injected/],
+    ["command-buffer", /Metal made no command buffer/],
+    ["encoder", /Metal made no compute encoder/],
+  ])("no %s: the list is refused, the next one runs", async (place, sentence) => {
+    const steps = await stepsWith({ SOFTMETAL_FAIL: `${place}:1` });
+    expect(steps).toEqual(except({ 3: sentence }));
+  });
+
+  test("a failed command buffer makes every wait say why, until resumed", async () => {
+    const sentence = /a command list failed: .*injected/;
+    const wrong = { 4: sentence, 5: sentence, 6: sentence };
+    expect(await stepsWith({ SOFTMETAL_FAIL: "commands:1" })).toEqual(except(wrong));
+  });
+});
