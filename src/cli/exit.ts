@@ -10,6 +10,7 @@
  *   5    no space for an install
  *   6    another process holds what this one needs, or the name is taken
  *   7    a native library cannot be built or loaded
+ *   8    a download failed: the line, the server, or who may have the file
  *   130  interrupted (Ctrl-C)
  *   141  whoever read stdout went away
  *   143  terminated (SIGTERM)
@@ -25,6 +26,7 @@ export const EXIT = {
   space: 5,
   busy: 6,
   native: 7,
+  network: 8,
   interrupted: 130,
   brokenPipe: 141,
   terminated: 143,
@@ -60,6 +62,11 @@ const CODE_EXITS: Readonly<Partial<Record<ErrorCode, ExitCode>>> = {
   "install.hash": EXIT.damaged,
   "install.size": EXIT.damaged,
   "install.missing": EXIT.damaged,
+  "install.network": EXIT.network,
+  "install.remote": EXIT.network,
+  "install.auth": EXIT.network,
+  "install.offline": EXIT.network,
+  "install.state": EXIT.damaged,
   "install.space": EXIT.space,
   "install.busy": EXIT.busy,
   "install.exists": EXIT.busy,

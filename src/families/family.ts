@@ -2,6 +2,7 @@ import type { ExpertPipeline } from "../experts/pipeline.ts";
 import type { JsonValue } from "../format/json.ts";
 import type { Projection } from "../format/layout.ts";
 import type { Arch, QuantSlotName, QuantWidths } from "../format/manifest.ts";
+import type { Quantization } from "../format/quant.ts";
 import type { KvCache } from "../kv/cache.ts";
 import type { KvShape } from "../kv/plan.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
@@ -29,6 +30,8 @@ export interface Family<Config> {
    * @throws MferenceError "format.config"
    */
   readonly parseConfig: (json: JsonValue) => Config;
+  /** Reads the quantization block where it is not the common one. */
+  readonly parseQuantization?: (json: JsonValue) => Quantization;
   readonly tensors: FamilyTensors<Config>;
   /** The architecture fields of a manifest, in their order. */
   readonly archOf: (config: Config) => Arch;

@@ -21,8 +21,8 @@ export interface SourceTensor {
   readonly bytes: number;
 }
 
-const PREFIX_BYTES = 8;
-const HEADER_BYTES_MAX = 1 << 24;
+export const PREFIX_BYTES = 8;
+export const HEADER_BYTES_MAX = 1 << 24;
 const TENSORS_MAX = 100_000;
 const NAME_BYTES_MAX = 65_535;
 /** Control characters of C0, DEL and C1. */

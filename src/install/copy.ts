@@ -1,8 +1,10 @@
 import fs from "node:fs";
 import { MferenceError } from "../util/errors.ts";
+import type { OpenFile } from "../format/files.ts";
 import { writeAll, type InstallIo, type Target } from "./durable.ts";
-import type { SourceRange } from "./ranges.ts";
-import type { Shard } from "./source.ts";
+import type { Copy } from "./plan.ts";
+import { split, targetBytes, type SourceRange } from "./ranges.ts";
+import { applyTransform, growth } from "./transform.ts";
 
 /**
  * Carries out a range plan from local shards. Every byte passes through one tile of 512 KiB; no tensor
@@ -13,7 +15,7 @@ export const TILE_BYTES = 524_288;
 const SLICE_MS = 10;
 
 export interface CopyJob {
-  readonly shards: ReadonlyMap<string, Shard>;
+  readonly shards: ReadonlyMap<string, OpenFile>;
   /** Open targets by their path in the package. */
   readonly targets: ReadonlyMap<string, Target>;
   readonly io: InstallIo;
@@ -30,9 +32,10 @@ export interface CopyJob {
  */
 export async function copyRanges(ranges: readonly SourceRange[], job: CopyJob): Promise<void> {
   const tile = new Uint8Array(TILE_BYTES);
+  const room = new Uint8Array(TILE_BYTES);
   let sliceStart = performance.now();
   for (const piece of tilesOf(ranges)) {
-    copyTile(piece, tile.subarray(0, piece.bytes), job);
+    copyTile(piece, { tile: tile.subarray(0, piece.bytes), room }, job);
     job.onBytes(piece.bytes);
     if (performance.now() - sliceStart < SLICE_MS) continue;
     await Bun.sleep(0);
@@ -41,28 +44,19 @@ export async function copyRanges(ranges: readonly SourceRange[], job: CopyJob): 
   }
 }
 
-interface TileCopy {
-  readonly shard: string;
-  readonly sourceOffset: number;
-  readonly target: string;
-  readonly targetOffset: number;
-  readonly bytes: number;
-}
-
-function* tilesOf(ranges: readonly SourceRange[]): Generator<TileCopy> {
+function* tilesOf(ranges: readonly SourceRange[]): Generator<Copy> {
   for (const copy of ranges.flatMap((range) => range.copies)) {
-    for (let done = 0; done < copy.bytes; done += TILE_BYTES) {
-      yield {
-        ...copy,
-        sourceOffset: copy.sourceOffset + done,
-        targetOffset: copy.targetOffset + done,
-        bytes: Math.min(TILE_BYTES, copy.bytes - done),
-      };
-    }
+    yield* split(copy, Math.floor(TILE_BYTES / growth(copy.transform)));
   }
 }
 
-function copyTile(piece: TileCopy, tile: Uint8Array, job: CopyJob): void {
+/** The bytes read, and those that a transform makes of them. */
+interface Tiles {
+  readonly tile: Uint8Array;
+  readonly room: Uint8Array;
+}
+
+function copyTile(piece: Copy, { tile, room }: Tiles, job: CopyJob): void {
   const shard = job.shards.get(piece.shard)!;
   const target = job.targets.get(piece.target)!;
   let done = 0;
@@ -82,7 +76,13 @@ function copyTile(piece: TileCopy, tile: Uint8Array, job: CopyJob): void {
     }
     done += count;
   }
-  writeAll(target, tile, piece.targetOffset, job.io);
+  if (piece.transform === undefined) {
+    writeAll(target, tile, piece.targetOffset, job.io);
+    return;
+  }
+  const made = room.subarray(0, targetBytes(piece));
+  applyTransform(piece.transform, tile, made);
+  writeAll(target, made, piece.targetOffset, job.io);
 }
 
 /**

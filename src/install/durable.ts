@@ -50,6 +50,27 @@ export function createTarget(filePath: string, io: InstallIo): Target {
 }
 
 /**
+ * Opens a file that an earlier run made; undefined when it is not there with just this size.
+ *
+ * @throws MferenceError "format.path" when it is a link or anything else but a file
+ */
+export function reopenTarget(filePath: string, bytes: number): Target | undefined {
+  const status = fs.lstatSync(filePath, { throwIfNoEntry: false });
+  if (status === undefined || (status.isFile() && status.size !== bytes)) return undefined;
+  if (!status.isFile()) throw new MferenceError("format.path", `${filePath} is not a regular file`);
+  const descriptor = fs.openSync(filePath, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  return { descriptor, path: filePath };
+}
+
+/** Forces a written file to the disk without keeping the event loop from other work. */
+export async function syncTarget(target: Target, io: InstallIo): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<NodeJS.ErrnoException | null>();
+  fs.fsync(target.descriptor, resolve);
+  const error = await promise;
+  if (error !== null && error !== undefined) throw ioError(error, target.path, io);
+}
+
+/**
  * Writes all bytes at an offset.
  *
  * @throws MferenceError "install.space" when the disk is full, else "install.io"

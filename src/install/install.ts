@@ -32,6 +32,7 @@ import {
 import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 import { planInstall } from "./plan.ts";
 import { planRanges } from "./ranges.ts";
+import { resumePath } from "./resume.ts";
 import { checkShardsUnchanged, openCheckpoint, type Checkpoint } from "./source.ts";
 
 /**
@@ -78,6 +79,7 @@ export async function installLocal(options: InstallOptions): Promise<Installed> 
   try {
     checkPathTypes(directory);
     if (fs.existsSync(directory)) throw exists(name, directory);
+    checkNoDownload(name, directory);
     // Only a run that was killed leaves one, and the lock says that no run is alive.
     fs.rmSync(partialOf(directory), { recursive: true, force: true });
     const addressed = packageDirectory(name, path.resolve(models));
@@ -87,7 +89,17 @@ export async function installLocal(options: InstallOptions): Promise<Installed> 
   }
 }
 
-function realFolder(models: string): string {
+/** What was downloaded is not thrown away for a local install of the same name. */
+function checkNoDownload(name: string, directory: string): void {
+  if (!fs.existsSync(resumePath(directory)) || !fs.existsSync(partialOf(directory))) return;
+  throw new MferenceError(
+    "install.state",
+    `a download named "${name}" is unfinished; choose another name, or remove it with "mference discard ${name}"`,
+  );
+}
+
+/** Makes a folder if it is not there, and says where it really is. */
+export function realFolder(models: string): string {
   try {
     fs.mkdirSync(models, { recursive: true });
     return fs.realpathSync(models);
@@ -97,7 +109,7 @@ function realFolder(models: string): string {
 }
 
 /** The places of an install may be absent or folders; a link could lead anywhere. */
-function checkPathTypes(directory: string): void {
+export function checkPathTypes(directory: string): void {
   for (const place of [directory, partialOf(directory)]) {
     const status = fs.lstatSync(place, { throwIfNoEntry: false });
     if (status === undefined || status.isDirectory()) continue;
@@ -105,7 +117,8 @@ function checkPathTypes(directory: string): void {
   }
 }
 
-function exists(name: string, directory: string): MferenceError {
+/** The error of a name that is taken. */
+export function exists(name: string, directory: string): MferenceError {
   const isComplete = fs.existsSync(path.join(directory, MANIFEST_FILE));
   return new MferenceError(
     "install.exists",

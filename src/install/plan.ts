@@ -28,6 +28,7 @@ import { EXPERTS_FOLDER, layerFileName, WEIGHTS_FILE } from "../format/paths.ts"
 import { isSameShape, logicalShape, quantOf, type Quantization } from "../format/quant.ts";
 import { placeResident, type ResidentIndex, type ResidentItem } from "../format/resident.ts";
 import type { ShardTensor } from "./source.ts";
+import type { Transform } from "./transform.ts";
 
 /**
  * What an install will write, decided before a byte moves: where every tensor of the checkpoint goes.
@@ -57,9 +58,11 @@ export interface PlannedFile {
 export interface Copy {
   readonly shard: string;
   readonly sourceOffset: number;
+  /** In the shard; a transform makes more of them. */
   readonly bytes: number;
   readonly target: string;
   readonly targetOffset: number;
+  readonly transform?: Transform;
 }
 
 /** What a plan is made from. */

@@ -2,6 +2,7 @@ import { MferenceError } from "../util/errors.ts";
 import type { InstallPlan, Copy, PlannedFile } from "./plan.ts";
 import { sha256 } from "../format/digest.ts";
 import { encodeResidentIndex } from "../format/resident.ts";
+import { growth, transformText, unitBytes } from "./transform.ts";
 
 /**
  * Cuts a plan's copies into ranges of the source, so that each byte of a shard is read once and in
@@ -63,17 +64,25 @@ export function planRanges(
   return ranges;
 }
 
-function split(copy: Copy, bytesMax: number): readonly Copy[] {
+/** Cuts a copy into copies of at most `bytesMax` bytes of the source, each of whole units. */
+export function split(copy: Copy, bytesMax: number): readonly Copy[] {
   const pieces: Copy[] = [];
-  for (let done = 0; done < copy.bytes; done += bytesMax) {
+  const step =
+    Math.max(1, Math.floor(bytesMax / unitBytes(copy.transform))) * unitBytes(copy.transform);
+  for (let done = 0; done < copy.bytes; done += step) {
     pieces.push({
       ...copy,
       sourceOffset: copy.sourceOffset + done,
-      targetOffset: copy.targetOffset + done,
-      bytes: Math.min(bytesMax, copy.bytes - done),
+      targetOffset: copy.targetOffset + done * growth(copy.transform),
+      bytes: Math.min(step, copy.bytes - done),
     });
   }
   return pieces;
+}
+
+/** Bytes of the package that a copy fills. */
+export function targetBytes(copy: Copy): number {
+  return copy.bytes * growth(copy.transform);
 }
 
 function bySource(left: Copy, right: Copy): number {
@@ -100,8 +109,11 @@ function checkTargets(plan: {
   const sizes = new Map(plan.outputs.map((output) => [output.path, output.bytes]));
   const ordered = plan.copies.toSorted(byTarget);
   for (const [index, copy] of ordered.entries()) {
-    const end = copy.targetOffset + copy.bytes;
+    const end = copy.targetOffset + targetBytes(copy);
     if (copy.bytes <= 0) fail(`a copy to ${copy.target} at ${copy.targetOffset} is empty`);
+    if (copy.bytes % unitBytes(copy.transform) !== 0) {
+      fail(`a copy to ${copy.target} at ${copy.targetOffset} is no whole number of units`);
+    }
     if (!Number.isSafeInteger(end) || !Number.isSafeInteger(copy.sourceOffset + copy.bytes)) {
       fail(`a copy to ${copy.target} ends beyond 2^53 - 1`);
     }
@@ -122,7 +134,8 @@ export function planFingerprint(
   rangeBytes = RANGE_BYTES_DEFAULT,
 ): string {
   const stream = new FingerprintStream();
-  stream.string("Mference.RemoteInstallPlan.v1");
+  const version = ranges.some(isTransformed) ? 2 : 1;
+  stream.string(`Mference.RemoteInstallPlan.v${version}`);
   for (const value of [1, 0, rangeBytes]) stream.u64(value);
   for (const text of ["identity", "", plan.indexSha256]) stream.string(text);
   stream.u64(plan.outputs.length);
@@ -137,9 +150,37 @@ export function planFingerprint(
     for (const value of [range.offset, range.bytes, range.copies.length]) stream.u64(value);
     for (const copy of range.copies) {
       stream.string(copy.target.normalize("NFC"));
-      stream.u64(copy.targetOffset);
-      stream.u64(copy.sourceOffset - range.offset);
-      stream.u64(copy.bytes);
+      stream.place(copy, { rangeOffset: range.offset, isVersion2: version === 2 });
+    }
+  }
+  return stream.digest();
+}
+
+function isTransformed(range: SourceRange): boolean {
+  return range.copies.some(({ transform }) => transform !== undefined);
+}
+
+/** Reads bytes of a file of the package. */
+export type ReadTarget = (target: string, buffer: Uint8Array, offset: number) => Promise<void>;
+
+const DIGEST_TILE_BYTES = 524_288;
+
+/** The digest of what a range has left in the package's files, as they lie there now. */
+export async function rangeDigest(range: SourceRange, read: ReadTarget): Promise<string> {
+  const isVersion2 = isTransformed(range);
+  const stream = new FingerprintStream();
+  stream.string(`Mference.RemoteRangeDestination.v${isVersion2 ? 2 : 1}`);
+  stream.string(range.id);
+  stream.u64(range.copies.length);
+  const tile = new Uint8Array(DIGEST_TILE_BYTES);
+  for (const copy of range.copies) {
+    stream.string(copy.target);
+    stream.place(copy, { rangeOffset: range.offset, isVersion2 });
+    const bytes = targetBytes(copy);
+    for (let done = 0; done < bytes; done += tile.length) {
+      const part = tile.subarray(0, Math.min(tile.length, bytes - done));
+      await read(copy.target, part, copy.targetOffset + done);
+      stream.bytes(part);
     }
   }
   return stream.digest();
@@ -163,6 +204,20 @@ class FingerprintStream {
     const bytes = new TextEncoder().encode(text);
     this.u64(bytes.length);
     this.#hasher.update(bytes);
+  }
+
+  bytes(bytes: Uint8Array): void {
+    this.#hasher.update(bytes);
+  }
+
+  /** Where a copy comes from and goes to. */
+  place(copy: Copy, range: { readonly rangeOffset: number; readonly isVersion2: boolean }): void {
+    this.u64(copy.targetOffset);
+    this.u64(copy.sourceOffset - range.rangeOffset);
+    this.u64(copy.bytes);
+    if (!range.isVersion2) return;
+    this.u64(targetBytes(copy));
+    this.string(transformText(copy.transform));
   }
 
   digest(): string {

@@ -2,6 +2,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { z } from "zod";
 import { MferenceError } from "../util/errors.ts";
+import type { Family } from "../families/family.ts";
 import { familyOfConfig, type AnyFamily } from "../families/index.ts";
 import { hashDescriptor, sha256 } from "../format/digest.ts";
 import {
@@ -51,7 +52,7 @@ export interface SourceSidecar {
   readonly bytes: Uint8Array;
 }
 
-const INDEX_FILE = "model.safetensors.index.json";
+export const INDEX_FILE = "model.safetensors.index.json";
 const SINGLE_FILE = "model.safetensors";
 const SHARD_NAME = /^[^/\\\p{Cc}]{1,240}\.safetensors$/u;
 const OPEN = { missing: "install.source", unsafe: "install.source", isLinkAllowed: true } as const;
@@ -78,7 +79,7 @@ export async function openCheckpoint(
   const what = path.join(root, "config.json");
   const config = parseJson(configBytes, { code: "format.config", what });
   const family = familyOfConfig(config);
-  const quantization = parseQuantization(config, what);
+  const quantization = quantizationOf(family, config, what);
   const shards = new Map<string, Shard>();
   const close = (): void => {
     for (const shard of shards.values()) fs.closeSync(shard.descriptor);
@@ -101,6 +102,12 @@ export async function openCheckpoint(
     close();
     throw error;
   }
+}
+
+/** The quantization that config.json declares, as the family reads it. */
+export function quantizationOf(family: AnyFamily, config: JsonValue, what: string): Quantization {
+  const { parseQuantization: own } = family as Family<unknown>;
+  return own === undefined ? parseQuantization(config, what) : own(config);
 }
 
 /**
@@ -132,7 +139,7 @@ async function readWeights(
     );
   }
   const shard = openShard(root, SINGLE_FILE, shards);
-  const tensors = addTensors(new Map(), shard, SINGLE_FILE);
+  const tensors = addTensors(new Map(), readSafetensors(shard), SINGLE_FILE);
   const sourceSha256 = await hashDescriptor(shard.descriptor, shard, { signal });
   return { sourceSha256, tensors };
 }
@@ -145,33 +152,43 @@ function readIndexed(root: string, shards: Map<string, Shard>): Weights {
   } finally {
     fs.closeSync(file.descriptor);
   }
-  const { weight_map: weightMap } = parseJsonAs(bytes, indexSchema, {
-    code: "format.json",
-    what: file.path,
-  });
-  const byShard = Map.groupBy(Object.entries(weightMap), ([, shard]) => shard);
-  for (const name of byShard.keys()) {
-    if (SHARD_NAME.test(name)) continue;
-    throw new MferenceError(
-      "install.source",
-      `${file.path} names the shard ${JSON.stringify(name)}; expected a bare file name ending in .safetensors`,
-    );
-  }
+  const byShard = parseIndex(bytes, file.path);
   for (const name of byShard.keys()) openShard(root, name, shards);
   const tensors = new Map<string, ShardTensor>();
   for (const [name, entries] of byShard) {
     const before = tensors.size;
-    addTensors(tensors, shards.get(name)!, name);
+    addTensors(tensors, readSafetensors(shards.get(name)!), name);
     checkListing(name, { entries, tensors, count: tensors.size - before });
   }
   return { sourceSha256: sha256(bytes), tensors };
 }
 
+/** The tensors that an index places in a shard, with the shard's name. */
+export type ShardListing = readonly (readonly [string, string])[];
+
+/**
+ * Parses an index into what each shard holds.
+ *
+ * @throws MferenceError "format.json", "install.source" for the name of a shard that is none
+ */
+export function parseIndex(bytes: Uint8Array, what: string): ReadonlyMap<string, ShardListing> {
+  const { weight_map: weightMap } = parseJsonAs(bytes, indexSchema, { code: "format.json", what });
+  const byShard = Map.groupBy(Object.entries(weightMap), ([, shard]) => shard);
+  for (const name of byShard.keys()) {
+    if (SHARD_NAME.test(name) && !name.includes("..")) continue;
+    throw new MferenceError(
+      "install.source",
+      `${what} names the shard ${JSON.stringify(name.slice(0, 300))}; expected a bare file name ending in .safetensors`,
+    );
+  }
+  return byShard;
+}
+
 /** A shard must hold exactly the tensors that the index places there. */
-function checkListing(
+export function checkListing(
   shard: string,
   found: {
-    readonly entries: readonly (readonly [string, string])[];
+    readonly entries: ShardListing;
     readonly tensors: ReadonlyMap<string, ShardTensor>;
     readonly count: number;
   },
@@ -197,12 +214,17 @@ function openShard(root: string, name: string, shards: Map<string, Shard>): Shar
   return shard;
 }
 
-function addTensors(
+/**
+ * Adds the tensors of a shard to those of the others.
+ *
+ * @throws MferenceError "install.source" when one is there already
+ */
+export function addTensors(
   tensors: Map<string, ShardTensor>,
-  shard: Shard,
+  found: ReadonlyMap<string, SourceTensor>,
   shardName: string,
 ): Map<string, ShardTensor> {
-  for (const tensor of readSafetensors(shard).values()) {
+  for (const tensor of found.values()) {
     const other = tensors.get(tensor.name);
     if (other !== undefined) {
       throw new MferenceError(
@@ -227,16 +249,27 @@ function readSidecars(root: string): readonly SourceSidecar[] {
       fs.closeSync(file.descriptor);
     }
   }
-  const text = SIDECARS.filter(({ need }) => need === "text").map(({ name }) => name);
-  const present = text.filter((name) => found.some((sidecar) => sidecar.name === name));
-  const absent = text.find((name) => !present.includes(name));
-  if (present.length > 0 && absent !== undefined) {
-    throw new MferenceError(
-      "install.source",
-      `${root} has ${present.join(", ")} but no ${absent}; the text side needs both, or neither for a package of token ids only`,
-    );
-  }
+  checkTextSide(
+    found.map(({ name }) => name),
+    root,
+  );
   return found;
+}
+
+/**
+ * Checks that the files of the text side come together or not at all.
+ *
+ * @throws MferenceError "install.source"
+ */
+export function checkTextSide(names: readonly string[], where: string): void {
+  const text = SIDECARS.filter(({ need }) => need === "text").map(({ name }) => name);
+  const present = text.filter((name) => names.includes(name));
+  const absent = text.find((name) => !present.includes(name));
+  if (present.length === 0 || absent === undefined) return;
+  throw new MferenceError(
+    "install.source",
+    `${where} has ${present.join(", ")} but no ${absent}; the text side needs both, or neither for a package of token ids only`,
+  );
 }
 
 function missing(file: string): never {

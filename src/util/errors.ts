@@ -33,6 +33,12 @@ export type ErrorCode =
   | "install.size"
   | "install.missing"
   | "install.cancelled"
+  // Downloading: the line, what the server sends, who may have it, what an earlier run left.
+  | "install.network"
+  | "install.remote"
+  | "install.auth"
+  | "install.offline"
+  | "install.state"
   // Finding, loading and running a model.
   | "model.none"
   | "model.unknown"

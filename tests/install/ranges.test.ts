@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import path from "node:path";
 import { planInstall, type Copy } from "../../src/install/plan.ts";
-import { indexSha256, planFingerprint, planRanges } from "../../src/install/ranges.ts";
+import { indexSha256, planFingerprint, planRanges, rangeDigest } from "../../src/install/ranges.ts";
 import { openCheckpoint } from "../../src/install/source.ts";
 import { GOLDEN } from "../fixtures/checkpoints.ts";
 
@@ -106,5 +106,62 @@ describe("planFingerprint", () => {
       );
     expect(print(100_000)).toBe(print(100_000));
     expect(print(100_000)).not.toBe(print(50_000));
+  });
+});
+
+describe("known vectors with transforms", () => {
+  const piece = {
+    shard: "source.bin",
+    sourceOffset: 4,
+    bytes: 8,
+    target: "weights.bin",
+    targetOffset: 12,
+  };
+  const repeat = (isNegated: boolean) => ({ kind: "repeatBf16", count: 2, isNegated }) as const;
+
+  test.each<[string, number, readonly Copy[]]>([
+    [
+      "cb1a7640e8809944776acd7f9c28524b6c71b22b04c575a9aee7cf7bce43e598",
+      32,
+      [{ ...piece, transform: { kind: "unpackInt2ToInt4" } }],
+    ],
+    [
+      "69fa09daaee24a58b3440117a66ddc333909600f58b800d26c1e7e0a9bff5598",
+      64,
+      [
+        { ...piece, transform: repeat(false) },
+        { ...piece, targetOffset: 28, transform: repeat(true) },
+      ],
+    ],
+  ])("fingerprint %s", (expected, bytes, copies) => {
+    const outputs = [{ path: "weights.bin", bytes }];
+    const ranges = planRanges({ outputs, copies }, 4096);
+    expect(planFingerprint({ outputs, indexSha256: "a".repeat(64) }, ranges, 4096)).toBe(expected);
+  });
+
+  test.each<[string, string, Partial<Copy>]>([
+    ["b9ae1be999b259f6de9cc3024bee4d145692881e19d17722351cccbf994a1b52", "01020304", {}],
+    [
+      "5912ebc42907ea06d1f1e475443f8be856416d6a8d1fff74231b0f7092e515b6",
+      "0707070707070707",
+      { transform: { kind: "unpackInt2ToInt4" } },
+    ],
+    [
+      "de614d242c909d50f68887c89871bfe1fb996bfc1485dd867d6380f57541eef2",
+      "0707070707070708",
+      { transform: { kind: "unpackInt2ToInt4" } },
+    ],
+  ])("digest %s of what was written", async (expected, written, change) => {
+    const one: Copy = { ...piece, sourceOffset: 0, bytes: 4, targetOffset: 0, ...change };
+    const [range] = planRanges(
+      { outputs: [{ path: "weights.bin", bytes: 64 }], copies: [one] },
+      4096,
+    );
+    const file = Uint8Array.fromHex(written);
+    const digest = await rangeDigest(range!, async (_, buffer, offset) => {
+      buffer.set(file.subarray(offset, offset + buffer.length));
+      await Promise.resolve();
+    });
+    expect(digest).toBe(expected);
   });
 });
