@@ -133,30 +133,17 @@ function renderBindings(): string[] {
   ];
 }
 
-/** Names and specialised parameters, for a device that compiles kernels at run time. */
-function renderLookups(): string[] {
-  const names = catalogue.map(({ name }) => `      "${name}",`);
-  let next = 0;
-  const constants = catalogue.flatMap(({ name, params, constants = [] }) =>
-    constants.map((param) => {
-      const kernel = `MF_KERNEL_${name.toUpperCase()}`;
-      return `      {${kernel}, ${Object.keys(params).indexOf(param)}, ${next++}},  // ${param}`;
-    }),
-  );
+/** Names, uses and counts, for a device that checks and compiles kernels at run time. */
+function renderNames(): string[] {
   const accesses = catalogue.map(({ name, buffers }) => {
     const row = Object.values<BufferSpec>(buffers).map(({ access }) => `"${access}"`);
     return `      {${row.join(", ")}},  // ${name}`;
   });
   const most = Math.max(...catalogue.map(({ buffers }) => Object.keys(buffers).length));
-  const wide = catalogue.map(({ name, params, wide }) => {
-    const param = wide === undefined ? -1 : Object.keys(params).indexOf(wide.param);
-    return `      {${param}, ${wide?.least ?? 0}},  // ${name}`;
-  });
   return [
-    "#ifndef __METAL_VERSION__",
     "static inline const char *mf_kernel_name(mf_u32 kernel) {",
     "  static const char *const names[] = {",
-    ...names,
+    ...catalogue.map(({ name }) => `      "${name}",`),
     "  };",
     '  return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";',
     "}",
@@ -180,6 +167,23 @@ function renderLookups(): string[] {
     "  };",
     "  return shapes[kernel];",
     "}",
+  ];
+}
+
+/** Which parameters make pipelines of their own, and from where on a kernel's wide function runs. */
+function renderSpecialisations(): string[] {
+  let next = 0;
+  const constants = catalogue.flatMap(({ name, params, constants = [] }) =>
+    constants.map((param) => {
+      const kernel = `MF_KERNEL_${name.toUpperCase()}`;
+      return `      {${kernel}, ${Object.keys(params).indexOf(param)}, ${next++}},  // ${param}`;
+    }),
+  );
+  const wide = catalogue.map(({ name, params, wide }) => {
+    const param = wide === undefined ? -1 : Object.keys(params).indexOf(wide.param);
+    return `      {${param}, ${wide?.least ?? 0}},  // ${name}`;
+  });
+  return [
     "// Parameter number and function constant index of a kernel's position-th constant; index -1: no more.",
     "typedef struct {",
     "  mf_u32 kernel;",
@@ -206,8 +210,6 @@ function renderLookups(): string[] {
     "  };",
     "  return all[kernel];",
     "}",
-    "#endif",
-    "",
   ];
 }
 
@@ -230,7 +232,11 @@ function render(): string {
     ...renderExtents(),
     ...renderConstantIndices(),
     "",
-    ...renderLookups(),
+    "#ifndef __METAL_VERSION__",
+    ...renderNames(),
+    ...renderSpecialisations(),
+    "#endif",
+    "",
     ...renderBindings(),
     `#define MF_KERNEL_COUNT ${catalogue.length}`,
     "// X(name, buffer count, parameter bytes)",
