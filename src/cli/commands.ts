@@ -23,8 +23,12 @@ export const commands: Readonly<Record<string, CommandEntry>> = {
     load: async () => (await import("./generate.ts")).generate,
   },
   install: {
-    summary: "install the bundled demo or a local checkpoint",
+    summary: "install a model by its name, or a checkpoint; goes on where it was interrupted",
     load: async () => (await import("./install.ts")).install,
+  },
+  discard: {
+    summary: "remove what an unfinished install has left",
+    load: async () => (await import("./discard.ts")).discard,
   },
   verify: {
     summary: "check an installed model's files",

@@ -16,15 +16,26 @@ export const models = declareCommand({
 async function runModels(values: Values): Promise<ExitCode> {
   const { listModels } = await import("../install/models.ts");
   const { modelsHome } = await import("../install/home.ts");
+  const { catalogue } = await import("../install/catalogue.ts");
   const found = listModels();
+  const available = catalogue()
+    .filter(({ pin }) => !found.some(({ name }) => name === pin.name))
+    .map(({ pin, family, canRun }) => ({
+      name: pin.name,
+      status: "available",
+      bytes: pin.remote.downloadBytes,
+      family,
+      canRun,
+    }));
   const { out } = systemTerminal();
   if (values["json"] === true) {
-    out.write(`${JSON.stringify({ home: modelsHome(), models: found })}\n`);
+    out.write(`${JSON.stringify({ home: modelsHome(), models: found, available })}\n`);
   } else if (found.length === 0) {
     out.write(`no model is installed in ${modelsHome()}; "mference install demo" installs one\n`);
   } else {
     out.write(modelTable(found));
   }
+  if (values["json"] !== true) out.write(availableText(available));
   return EXIT.ok;
 }
 
@@ -41,6 +52,17 @@ export function modelTable(entries: readonly ModelEntry[]): string {
     entry.reason ?? entry.directory,
   ]);
   return columns([["NAME", "STATE", "SIZE", "FAMILY", "", "WHERE"], ...rows]);
+}
+
+/** What can be downloaded, with its size. */
+export function availableText(
+  entries: readonly { name: string; bytes: number; canRun: boolean }[],
+): string {
+  if (entries.length === 0) return "";
+  const names = entries.map(({ name, bytes, canRun }) => {
+    return `${name} (${formatBytes(bytes)}${canRun ? "" : ", cannot be run yet"})`;
+  });
+  return `available with "mference install NAME": ${names.join(", ")}\n`;
 }
 
 /** Rows in columns that are as wide as need be. */

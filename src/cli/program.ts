@@ -79,7 +79,8 @@ async function programHelp(): Promise<string> {
     '"mference COMMAND --help" lists the flags of a command; --version prints the version',
     "",
     "exit codes: 0 success, 1 failure, 2 usage or a prompt that does not fit, 3 no such model,",
-    "4 damaged files, 5 no space, 6 in use or already there, 7 no native library, 130 interrupted",
+    "4 damaged files, 5 no space, 6 in use or already there, 7 no native library, 8 download failed,",
+    "130 interrupted",
     "",
   ].join("\n");
 }

@@ -3,6 +3,7 @@
  * signals, and closed whatever happens; and the same for long work without a model. Knows no prompt.
  */
 import type { DeviceKind } from "../engine/libraries.ts";
+import { MferenceError } from "../util/errors.ts";
 import type { ExitCode } from "./exit.ts";
 import { type Interrupts, listenForInterrupts } from "./interrupt.ts";
 import { loadModel, type LoadedModel } from "./load.ts";
@@ -67,7 +68,8 @@ export async function withProgress(
   } catch (error) {
     if (interrupts.exitCode === undefined) throw error;
     progress.done();
-    terminal.err.write("interrupted\n");
+    const isSaid = error instanceof MferenceError && error.code === "install.cancelled";
+    terminal.err.write(isSaid ? `${error.message}\n` : "interrupted\n");
     return interrupts.exitCode;
   } finally {
     progress.done();

@@ -125,6 +125,8 @@ export interface CheckpointPin {
     readonly downloadBytes: number;
     readonly installedBytes: number;
     readonly reserveBytes: number;
+    /** A sentence to be said before it is fetched. */
+    readonly notice?: string;
   };
 }
 

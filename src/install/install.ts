@@ -43,6 +43,8 @@ export interface InstallOptions {
   /** The checkpoint folder. */
   readonly source: string;
   readonly name: string;
+  /** What the index must hash to. */
+  readonly indexSha256?: string;
   /** Folder of the packages; the user's own when absent. */
   readonly models?: string;
   readonly onProgress?: (progress: InstallProgress) => void;
@@ -87,6 +89,14 @@ export async function installLocal(options: InstallOptions): Promise<Installed> 
   } finally {
     lock.release();
   }
+}
+
+function checkDigest({ source, indexSha256 }: InstallOptions, found: string): void {
+  if (indexSha256 === undefined || indexSha256.toLowerCase() === found) return;
+  throw new MferenceError(
+    "install.source",
+    `the index of ${source} has the digest ${found}; expected ${indexSha256}: this is not the checkpoint meant`,
+  );
 }
 
 /** What was downloaded is not thrown away for a local install of the same name. */
@@ -143,6 +153,7 @@ async function installInto(options: InstallOptions, place: Place): Promise<Insta
   const checkpoint = await cancellable(signal, () => openCheckpoint(options.source, { signal }));
   try {
     const { family, quantization, sidecars, sourceSha256 } = checkpoint;
+    checkDigest(options, sourceSha256);
     const build: Build = {
       plan: planInstall(checkpoint),
       family,

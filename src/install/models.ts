@@ -2,6 +2,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { z } from "zod";
 import { MferenceError, sentenceOf } from "../util/errors.ts";
+import { formatBytes } from "../util/units.ts";
 import { familyOfManifest } from "../families/index.ts";
 import { parseJsonAs } from "../format/json.ts";
 import { checkManifestStructure, parseManifest } from "../format/manifest.ts";
@@ -9,6 +10,7 @@ import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE, TOKENIZER_FILE } from "../format/paths.ts";
 import { replaceDurably } from "./durable.ts";
 import { mferenceHome, PACKAGE_SUFFIX } from "./home.ts";
+import { readSaved } from "./resume.ts";
 
 /**
  * Which models are installed, and which one a command means. Looks at manifests only; whether the bytes
@@ -53,7 +55,7 @@ export function listModels(home: string = mferenceHome()): readonly ModelEntry[]
       entries.push(describe(name, directory, lastUsed[directory]));
     } else if (folder.endsWith(PARTIAL_SUFFIX)) {
       const name = folder.slice(0, -PARTIAL_SUFFIX.length);
-      const reason = "its install did not finish, or is running now";
+      const reason = partialReason(path.join(models, `${name}${PACKAGE_SUFFIX}`), name);
       entries.push({ name, directory, status: "partial", reason, bytes: bytesBelow(directory) });
     }
   }
@@ -62,6 +64,19 @@ export function listModels(home: string = mferenceHome()): readonly ModelEntry[]
       Number(left.status === "partial") - Number(right.status === "partial") ||
       (left.name < right.name ? -1 : 1),
   );
+}
+
+/** How far an unfinished install has come, if its record can be read. */
+function partialReason(directory: string, name: string): string {
+  try {
+    const saved = readSaved(directory);
+    if (saved === undefined) return "its install did not finish, or is running now";
+    const done = saved.completedRanges.reduce((total, { sourceBytes }) => total + sourceBytes, 0);
+    const portion = `${formatBytes(done)} of ${formatBytes(saved.totalSourceBytes)}`;
+    return `${portion} downloaded; its install goes on with the command that began it, or is running now`;
+  } catch {
+    return `its install did not finish, and its record is damaged; "mference discard ${name}" removes it`;
+  }
 }
 
 function listFolders(models: string): readonly string[] {
@@ -186,7 +201,10 @@ function resolveNamed(nameOrFolder: string, home: string): ResolvedModel {
       ? nameOrFolder.slice(0, -PACKAGE_SUFFIX.length)
       : nameOrFolder;
     const models = listModels(home);
-    const entry = models.find((model) => model.name === name.normalize("NFC"));
+    const normal = name.normalize("NFC");
+    const entry =
+      models.find((model) => model.name === normal) ??
+      models.find((model) => model.name.toLowerCase() === normal.toLowerCase());
     if (entry?.status === "installed") return { ...place(entry), reason: "named" };
     if (entry !== undefined) throw cannotBeUsed(name, entry.reason);
     if (!fs.existsSync(nameOrFolder)) throw unknownModel(nameOrFolder, models);

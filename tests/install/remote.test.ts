@@ -424,3 +424,42 @@ test("links in the place of the package's files are not followed", async () => {
   expect((await failureOf(() => installRemote(options()))).code).toBe("format.path");
   expect(fs.readFileSync(victim, "utf8")).toBe("mine");
 });
+
+describe("an install that is killed", () => {
+  const spawn = () =>
+    Bun.spawn(
+      [
+        process.execPath,
+        path.join(import.meta.dir, "../fixtures/install-child.ts"),
+        hub.base.href,
+        models,
+        sha256(INDEX),
+        String(RANGE_BYTES),
+      ],
+      { stderr: "pipe" },
+    );
+
+  test("at any moment is finished by the next ones, and nothing durable is fetched twice", async () => {
+    // The requests after which each child is killed: among the headers, and in the midst of the payload.
+    for (const requestCount of [3, 12, 17, 22]) {
+      const child = spawn();
+      const first = hub.requests.length;
+      const before = readSaved(directory())?.completedRanges.length ?? 0;
+      const isOver = () => child.exitCode !== null || hub.requests.length - first >= requestCount;
+      while (!isOver()) await Bun.sleep(1);
+      child.kill("SIGKILL");
+      await child.exited;
+      const after = readSaved(directory())?.completedRanges.length ?? 0;
+      expect(after).toBeGreaterThanOrEqual(before);
+    }
+    const durable = readSaved(directory())!.completedRanges.length;
+    hub.requests.length = 0;
+    const last = spawn();
+    expect([await last.exited, await new Response(last.stderr).text()]).toEqual([0, ""]);
+    const fetched = hub.requests.filter(isPayload).length;
+    await expectInstalled();
+    hub.requests.length = 0;
+    await installRemote(options({ name: "whole" }));
+    expect(fetched).toBeLessThanOrEqual(hub.requests.filter(isPayload).length - durable + 1);
+  }, 30_000);
+});

@@ -1,0 +1,55 @@
+import fs from "node:fs";
+import path from "node:path";
+import { MferenceError } from "../util/errors.ts";
+import { allFamilies } from "../families/index.ts";
+import type { CheckpointPin } from "../families/family.ts";
+import { parseManifest } from "../format/manifest.ts";
+import { readManifestBytes } from "../format/package.ts";
+import { MANIFEST_FILE } from "../format/paths.ts";
+import { modelsHome, packageDirectory } from "./home.ts";
+
+/** The checkpoints that can be installed by their names. Asks no server. */
+export interface CatalogueEntry {
+  readonly pin: CheckpointPin & { readonly remote: NonNullable<CheckpointPin["remote"]> };
+  readonly family: string;
+  /** Whether this program can run it, and not only keep it. */
+  readonly canRun: boolean;
+}
+
+/** Every checkpoint that can be downloaded. */
+export function catalogue(): readonly CatalogueEntry[] {
+  return allFamilies().flatMap((family) =>
+    family.sources.flatMap((pin) => {
+      const { remote } = pin;
+      const canRun = "createForward" in family;
+      return remote === undefined ? [] : [{ pin: { ...pin, remote }, family: family.id, canRun }];
+    }),
+  );
+}
+
+/**
+ * The checkpoint of a name, in any case.
+ *
+ * @throws MferenceError "usage.value" with the names there are
+ */
+export function pinNamed(name: string): CatalogueEntry {
+  const entries = catalogue();
+  const found = entries.find(({ pin }) => pin.name.toLowerCase() === name.toLowerCase());
+  if (found !== undefined) return found;
+  const names = ["demo", ...entries.map(({ pin }) => pin.name)].join(", ");
+  throw new MferenceError(
+    "usage.value",
+    `unknown model "${name}"; the names are ${names}; a checkpoint of your own is installed with --source`,
+  );
+}
+
+/** The folder of a checkpoint that is installed completely, without asking any server. */
+export function installedPin(
+  { name, sourceSha256 }: CheckpointPin,
+  models: string = modelsHome(),
+): string | undefined {
+  const directory = packageDirectory(name, models);
+  if (!fs.existsSync(path.join(directory, MANIFEST_FILE))) return undefined;
+  const manifest = parseManifest(readManifestBytes(directory), path.join(directory, MANIFEST_FILE));
+  return manifest.sourceSnapshotHash === `sha256:${sourceSha256}` ? directory : undefined;
+}
