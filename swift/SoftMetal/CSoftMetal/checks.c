@@ -248,6 +248,7 @@ static void check_device_memory(const access *a) {
         if (!r || !inside(a->address, a->size, r->memory.start, r->memory.length)) report_bounds(a);
         w->last_region = r;
     }
+    if (r->plain && a->kind == SOFTMETAL_READ) return;
     bool may_read_old;
     check_declared(a, r, &may_read_old);
     if (r->fresh && looks(a->kind) && may_read_old) check_poison(a, r);
@@ -256,13 +257,19 @@ static void check_device_memory(const access *a) {
 
 void softmetal_check_access(const void *address, size_t size, size_t alignment, softmetal_access kind,
                             const void *program_counter) {
-    worker *w = softmetal_current_worker();
+    worker *w = softmetal_this_worker;
+    const region *last = w->last_region;
+    bool aligned = (uintptr_t)address % alignment == 0;
+    // Most accesses read weights.
+    if (kind == SOFTMETAL_READ && aligned && last && last->plain &&
+        inside(address, size, last->memory.start, last->memory.length))
+        return;
     // Private memory, and the scheduler's own data, which the kernel's entry code reads.
     if (inside(address, size, w->stacks, (size_t)STACK_SIZE * SOFTMETAL_MAX_THREADS)) return;
     if (inside(address, size, w, sizeof *w)) return;
     w->failure_pc = program_counter;
     access a = {.w = w, .address = address, .size = size, .kind = kind};
-    if ((uintptr_t)address % alignment) {
+    if (!aligned) {
         char what[80];
         snprintf(what, sizeof what, "at an address that is not a multiple of %zu", alignment);
         fail_at(&a, what);
@@ -273,7 +280,7 @@ void softmetal_check_access(const void *address, size_t size, size_t alignment, 
 }
 
 void softmetal_report_misaligned(const char *file, uint32_t line, const void *address, size_t alignment) {
-    worker *w = softmetal_current_worker();
+    worker *w = softmetal_this_worker;
     place p = {.text = "a variable of its own"};
     const region *r = softmetal_region_of(address);
     if (inside(address, 1, w->arena, ARENA_SIZE) && softmetal_variable_near(w, address)) {

@@ -32,6 +32,8 @@ typedef struct simdgroup {
     uint32_t first_thread;
     uint32_t runnable, at_exchange, at_barrier, returned;
     uint32_t epoch[SPACES];              // simdgroup barriers passed
+    uint32_t exchange_line;              // of the first lane that waits to exchange
+    uint32_t exchange_diverged;          // whether a later one waits at another
     uint32_t turn;                       // which of the two exchanges is being filled
     softmetal_exchange exchange[2];
 } simdgroup;
@@ -62,7 +64,8 @@ typedef struct region {
     shared_memory memory;
     unsigned char *origin;               // where the caller has it; equal to memory.start when in place
     uint64_t members;                    // bit per binding
-    bool fresh;
+    bool fresh;                          // some of it is poison, because nobody has written it
+    bool plain;                          // one binding that is only read, and nothing else to check
 } region;
 
 typedef struct variable {
@@ -104,7 +107,11 @@ typedef struct worker {
     simdgroup simdgroups[MAX_SIMDGROUPS];
 } worker;
 
-worker *softmetal_current_worker(void);
+// Kernels come to it for every barrier and every checked access, so it is placed where it is found with one
+// instruction, also in a library that is loaded at run time. (glibc keeps some room for that.)
+extern _Thread_local worker *softmetal_this_worker
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+worker *softmetal_current_worker(void);  // makes one for a new OS thread
 void *softmetal_reserve(size_t size);       // zeroed pages that become memory when touched
 
 // Records the error, abandons the threadgroup and goes back to softmetal_run.

@@ -138,6 +138,7 @@ static void prepare(softmetal_dispatch *d, void **buffers) {
             r->fresh = false;
         }
         r->memory.shadow = any_writes(d, r) ? shadow_for(s, r->memory.length) : NULL;
+        r->plain = !r->memory.shadow && !r->fresh && (r->members & (r->members - 1)) == 0;
         for (uint64_t rest = r->members; rest; rest &= rest - 1) {
             const softmetal_binding *b = &d->bindings[__builtin_ctzll(rest)];
             if (b->isolated && b->index >= 0) buffers[b->index] = r->memory.start + (b->start - r->origin);

@@ -17,9 +17,7 @@
 
 // ---- workers ------------------------------------------------------------------------------------
 
-// Kernels come here for every barrier, so the variable is placed where it is found with one instruction, also
-// in a library that is loaded at run time. (glibc keeps some room for that.)
-static _Thread_local worker *this_worker __attribute__((tls_model("initial-exec")));
+_Thread_local worker *softmetal_this_worker;
 static pthread_key_t worker_key;
 static pthread_once_t worker_key_once = PTHREAD_ONCE_INIT;
 
@@ -42,7 +40,7 @@ void *softmetal_reserve(size_t size) {
 }
 
 worker *softmetal_current_worker(void) {
-    if (this_worker) return this_worker;
+    if (softmetal_this_worker) return softmetal_this_worker;
     pthread_once(&worker_key_once, create_worker_key);
     worker *w = aligned_alloc(64, (sizeof(worker) + 63) / 64 * 64);
     if (!w) abort();
@@ -52,7 +50,7 @@ worker *softmetal_current_worker(void) {
     for (uint32_t i = 0; i < MAX_SIMDGROUPS; i++)
         w->simdgroups[i].first_thread = i * SOFTMETAL_SIMD_WIDTH;
     pthread_setspecific(worker_key, w);
-    return this_worker = w;
+    return softmetal_this_worker = w;
 }
 
 _Noreturn void softmetal_fail(worker *w, const char *format, ...) {
@@ -93,11 +91,14 @@ static uint32_t lowest(uint32_t set) { return (uint32_t)__builtin_ctz(set); }
 // No lane of the SIMD-group can run, and some wait to exchange values: let them.
 static void finish_exchange(worker *w, simdgroup *s) {
     gpu_thread *threads = &w->threads[s->first_thread];
-    uint32_t line = UINT32_MAX, together = 0;
-    for (uint32_t rest = s->at_exchange; rest; rest &= rest - 1) {
-        uint32_t lane = lowest(rest);
-        if (threads[lane].line < line) line = threads[lane].line, together = 0;
-        if (threads[lane].line == line) together |= 1u << lane;
+    uint32_t line = s->exchange_line, together = s->at_exchange;
+    if (s->exchange_diverged) {
+        line = UINT32_MAX;
+        for (uint32_t rest = s->at_exchange; rest; rest &= rest - 1) {
+            uint32_t lane = lowest(rest);
+            if (threads[lane].line < line) line = threads[lane].line, together = 0;
+            if (threads[lane].line == line) together |= 1u << lane;
+        }
     }
     // Lanes that returned, or that already wait at the barrier, are simply inactive. Lanes waiting at two
     // different SIMD operations have diverged; the earlier one in the source goes first, which is what a
@@ -118,6 +119,8 @@ static void finish_exchange(worker *w, simdgroup *s) {
     for (uint32_t rest = s->at_exchange; rest; rest &= rest - 1)
         s->exchange[s->turn].lane[lowest(rest)] = e->lane[lowest(rest)];
     s->runnable = together;
+    // Those that stay have not been compared with one another.
+    s->exchange_diverged = s->at_exchange != 0;
 }
 
 // All threads wait at the barrier or have returned. Returns false when all have returned.
@@ -195,14 +198,16 @@ static void start_thread(worker *w, gpu_thread *t) {
     softmetal_size size = w->group.size;
     t->info.group = &w->group;
     t->info.index = index;
-    t->info.position.x = index % size.x;
-    t->info.position.y = index / size.x % size.y;
-    t->info.position.z = index / size.x / size.y;
+    // Divisions are most of what a short thread costs; few groups have more than one dimension.
+    bool flat = size.y == 1 && size.z == 1;
+    t->info.position.x = flat ? index : index % size.x;
+    t->info.position.y = flat ? 0 : index / size.x % size.y;
+    t->info.position.z = flat ? 0 : index / size.x / size.y;
 }
 
 // What every fiber executes: one GPU thread after another.
 static void fiber_main(void) {
-    worker *w = this_worker;
+    worker *w = softmetal_this_worker;
     for (;;) {
         gpu_thread *t = w->current;
         fiber *mine = t->fiber;
@@ -238,7 +243,7 @@ static uint32_t lane_bit(const gpu_thread *t) {
 }
 
 static void threadgroup_barrier(uint32_t memory_flags, uint32_t line) {
-    worker *w = this_worker;
+    worker *w = softmetal_this_worker;
     if (w->barrier_arrivals == 0) {
         w->barrier_line = line;
         w->barrier_flags = memory_flags;
@@ -254,9 +259,11 @@ static void threadgroup_barrier(uint32_t memory_flags, uint32_t line) {
 
 static const softmetal_exchange *simd_exchange(const softmetal_lane_value *value, softmetal_combine combine,
                                             uint32_t line) {
-    worker *w = this_worker;
+    worker *w = softmetal_this_worker;
     simdgroup *s = w->current_simdgroup;
     s->exchange[s->turn].lane[w->current->info.index % SOFTMETAL_SIMD_WIDTH] = *value;
+    if (!s->at_exchange) s->exchange_line = line;
+    s->exchange_diverged = s->at_exchange ? s->exchange_diverged | (s->exchange_line != line) : 0;
     s->at_exchange |= lane_bit(w->current);
     w->current->combine = combine;
     w->current->line = line;
@@ -266,7 +273,7 @@ static const softmetal_exchange *simd_exchange(const softmetal_lane_value *value
 
 static void simdgroup_barrier(uint32_t memory_flags, uint32_t line) {
     static const softmetal_lane_value nothing;
-    worker *w = this_worker;
+    worker *w = softmetal_this_worker;
     uint32_t *epoch = w->current_simdgroup->epoch, before[SPACES];
     memcpy(before, epoch, sizeof before);
     simd_exchange(&nothing, NULL, line);
@@ -276,15 +283,15 @@ static void simdgroup_barrier(uint32_t memory_flags, uint32_t line) {
 }
 
 static uint32_t lane_index(void) {
-    return this_worker->current->info.index % SOFTMETAL_SIMD_WIDTH;
+    return softmetal_this_worker->current->info.index % SOFTMETAL_SIMD_WIDTH;
 }
 
 static void fail(const char *message) {
-    softmetal_fail(this_worker, "%s", message);
+    softmetal_fail(softmetal_this_worker, "%s", message);
 }
 
 static void fail_at(const char *file, uint32_t line, const char *message) {
-    worker *w = this_worker;
+    worker *w = softmetal_this_worker;
     softmetal_fail(w, "thread %u: %s (%s:%u)", w->current->info.index, message, file, line);
 }
 

@@ -36,7 +36,7 @@ void *softmetal_allocate_threadgroup_memory(worker *w, const char *name, size_t 
 
 // The first thread that comes to the declaration allocates the variable for the whole threadgroup.
 void *softmetal_threadgroup_variable(uint32_t id, const char *name, size_t size, size_t alignment) {
-    worker *w = softmetal_current_worker();
+    worker *w = softmetal_this_worker;
     if (id >= MAX_VARIABLES) softmetal_fail(w, "more than %d threadgroup variables", MAX_VARIABLES);
     variable *v = &w->variables[id];
     if (!v->address) {

@@ -87,6 +87,9 @@ final class SoftComputeCommandEncoder: SoftCommandEncoder, MTLComputeCommandEnco
         "\(kernel.name): \(threads) threads per threadgroup, "
           + "at most \(pipeline.maxTotalThreadsPerThreadgroup) are possible")
     }
+    if case .threadgroups(let groups) = grid, groups.width * groups.height * groups.depth == 0 {
+      buffer.fail(.invalidResource, "\(kernel.name): a grid of no threadgroups")
+    }
     for index in kernel.requiredBuffers where arguments[index] == nil {
       buffer.fail(.invalidResource, "\(kernel.name): nothing is set at buffer index \(index)")
     }

@@ -10,11 +10,8 @@ final class SoftFunction: MTLFunction, @unchecked Sendable {
   let functionType = MTLFunctionType.kernel
   var name: String { kernel.name }
 
-  init(
-    device: SoftDevice, kernel: Translation.Kernel, entryPoint: UnsafeMutableRawPointer,
-    library: LoadedLibrary
-  ) {
+  init(device: SoftDevice, kernel: Translation.Kernel, library: LoadedLibrary) {
     (self.device, self.kernel, self.library) = (device, kernel, library)
-    self.entryPoint = unsafeBitCast(entryPoint, to: softmetal_kernel.self)
+    entryPoint = unsafeBitCast(library.symbol(kernel.entryPoint)!, to: softmetal_kernel.self)
   }
 }

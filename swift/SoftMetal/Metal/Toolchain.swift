@@ -40,17 +40,33 @@ struct Toolchain {
     return try run(arguments + ["-"], input: "# 1 \"program_source\"\n" + source)
   }
 
-  /// Returns the path of the shared library. The same text is compiled only once.
-  func compile(_ translation: String, options: MTLCompileOptions) throws -> String {
-    let arguments = try compilerArguments(options)
+  /// Reports what Clang has against the text, and with lint what Apple's compiler would have.
+  func check(_ translation: String, options: MTLCompileOptions) throws {
+    let arguments = try compilerArguments(options) + ["-fsyntax-only", "-"]
+    let passed =
+      cacheEntry(arguments, translation) + (configuration.lints ? ".portable" : ".correct")
+    if exists(passed) { return }
+    _ = try run(arguments, input: translation)
+    if configuration.lints { try lint(translation, options: options) }
+    try Data().write(to: URL(fileURLWithPath: passed))
+  }
+
+  /// The path, without an ending, of what becomes of a text.
+  private func cacheEntry(_ arguments: [String], _ translation: String) -> String {
     let key = Self.hash(Array((arguments.joined(separator: " ") + translation).utf8))
-    let base = "\(configuration.cacheDirectory)/\(key)"
+    return "\(configuration.cacheDirectory)/\(key)"
+  }
+
+  /// Returns the path of the shared library of a translation, which is made and compiled only if
+  /// there is none of that identity yet.
+  func compile(
+    _ identity: String, options: MTLCompileOptions, translation: () throws -> String
+  ) throws -> String {
+    let arguments = try compilerArguments(options)
+    let base = cacheEntry(arguments, identity)
     let library = base + ".so"
-    if configuration.lints, !exists(base + ".portable") {
-      try lint(translation, options: options)
-      try Data().write(to: URL(fileURLWithPath: base + ".portable"))
-    }
     if exists(library) { return library }
+    let translation = try translation()
     let unfinished = "\(base).\(UUID().uuidString).so"
     _ = try run(arguments + ["-shared", "-o", unfinished, "-"], input: translation)
     try translation.write(toFile: base + ".cpp", atomically: true, encoding: .utf8)  // for debugging

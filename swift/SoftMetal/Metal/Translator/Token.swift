@@ -2,16 +2,18 @@ struct Token {
   enum Kind { case identifier, number, literal, punctuation }
   var kind: Kind
   var text: Substring
+  var file: Substring
   var line: Int
 }
 
-/// Splits preprocessed source into tokens. Lines come from the preprocessor's `# line "file"`
+/// Splits preprocessed source into tokens. Files and lines come from the preprocessor's `# line "file"`
 /// markers.
 func tokenize(_ source: String) -> [Token] {
   var tokens: [Token] = []
   let bytes = source.utf8
   var i = bytes.startIndex
   var line = 1
+  var file: Substring = "program_source"
   var atLineStart = true
 
   func isWordByte(_ c: UInt8) -> Bool {
@@ -35,7 +37,10 @@ func tokenize(_ source: String) -> [Token] {
     case UInt8(ascii: "#") where atLineStart:
       while i < bytes.endIndex, bytes[i] != UInt8(ascii: "\n") { i = bytes.index(after: i) }
       let words = source[start..<i].split(separator: " ")
-      if words.count > 1, words[0] == "#", let number = Int(words[1]) { line = number - 1 }
+      if words.count > 1, words[0] == "#", let number = Int(words[1]) {
+        line = number - 1
+        if words.count > 2 { file = words[2].filter { $0 != "\"" }[...] }
+      }
       continue
     case UInt8(ascii: "\""), UInt8(ascii: "'"):
       i = bytes.index(after: i)
@@ -44,7 +49,7 @@ func tokenize(_ source: String) -> [Token] {
         i = bytes.index(after: i)
       }
       i = i < bytes.endIndex ? bytes.index(after: i) : i
-      tokens.append(Token(kind: .literal, text: source[start..<i], line: line))
+      tokens.append(Token(kind: .literal, text: source[start..<i], file: file, line: line))
     case _ where isWordByte(c):
       let isNumber = c >= 0x30 && c <= 0x39
       while i < bytes.endIndex {
@@ -62,10 +67,11 @@ func tokenize(_ source: String) -> [Token] {
         }
       }
       tokens.append(
-        Token(kind: isNumber ? .number : .identifier, text: source[start..<i], line: line))
+        Token(
+          kind: isNumber ? .number : .identifier, text: source[start..<i], file: file, line: line))
     default:
       i = bytes.index(after: i)
-      tokens.append(Token(kind: .punctuation, text: source[start..<i], line: line))
+      tokens.append(Token(kind: .punctuation, text: source[start..<i], file: file, line: line))
     }
     atLineStart = false
   }

@@ -24,14 +24,17 @@ struct Translation {
     var maxTotalThreads: Int?
     var usesConstants = false  // function constants, so that it has to be specialized
   }
+  /// The symbol of the entry point when only one kernel gets one.
+  static let onlyEntryPoint = "softmetal_kernel_0"
+
   var text = ""
   var kernels: [Kernel] = []
   /// Names and indices of the function constants that the source declares.
   var constants: [(name: String, index: Int)] = []
 }
 
+/// What cannot be translated, with its place as Clang writes it.
 struct TranslationError: Error {
-  var line: Int
   var message: String
 }
 

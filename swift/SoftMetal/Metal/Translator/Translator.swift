@@ -71,7 +71,8 @@ struct Translator {
   }
 
   func error(_ message: String, at i: Int) -> TranslationError {
-    TranslationError(line: tokens.indices.contains(i) ? tokens[i].line : 0, message: message)
+    guard tokens.indices.contains(i) else { return TranslationError(message: message) }
+    return TranslationError(message: "\(tokens[i].file):\(tokens[i].line): error: \(message)")
   }
 
   mutating func matchBrackets() throws {
