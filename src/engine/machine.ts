@@ -4,8 +4,7 @@
  */
 import fs from "node:fs";
 import path from "node:path";
-import { familyOfManifest } from "../families/index.ts";
-import type { Family } from "../families/family.ts";
+import { runnableFamily } from "../families/index.ts";
 import { openInside, readCapped } from "../format/files.ts";
 import { parseJson } from "../format/json.ts";
 import { parseManifest } from "../format/manifest.ts";
@@ -48,7 +47,7 @@ const PROGRAM_BYTES = 250e6;
  */
 export function modelNeeds(directory: string): ModelNeeds {
   const manifest = parseManifest(readManifestBytes(directory), path.join(directory, MANIFEST_FILE));
-  const family = familyOfManifest(manifest.arch.family) as Family<unknown>;
+  const family = runnableFamily(manifest.arch.family);
   const shape = family.shapeOf(family.parseConfig(readConfig(directory)));
   const expertBytes = Object.entries(manifest.files)
     .filter(([file]) => file.startsWith(`${EXPERTS_FOLDER}/`) && file !== LAYOUT_FILE)

@@ -7,8 +7,8 @@ import { ExpertPipeline } from "../experts/pipeline.ts";
 import { slotCountFor } from "../experts/plan.ts";
 import { type ExpertFile, ExpertStore } from "../experts/store.ts";
 import type { ReadAt } from "../experts/reader.ts";
-import type { Family, ForwardPass, ModelShape } from "../families/family.ts";
-import { familyOfManifest, packageRulesOf } from "../families/index.ts";
+import type { ForwardPass, ModelShape, RunnableFamily } from "../families/family.ts";
+import { packageRulesOf, runnableFamily } from "../families/index.ts";
 import { checkUnchanged, checkUntouched, openRegular } from "../format/files.ts";
 import type { SubTensors } from "../format/layout.ts";
 import {
@@ -63,7 +63,7 @@ export interface ModelMemory {
 
 export interface Model {
   readonly package: Package;
-  readonly family: Family<unknown>;
+  readonly family: RunnableFamily<unknown>;
   readonly shape: ModelShape;
   readonly precision: Precision;
   readonly device: Device;
@@ -165,7 +165,7 @@ function watchFile({ path, identity }: CheckedFile) {
 
 /** What a package's family makes of it. */
 function readFamily(opened: Package) {
-  const family = familyOfManifest(opened.manifest.arch.family) as Family<unknown>;
+  const family = runnableFamily(opened.manifest.arch.family);
   const config = family.parseConfig(opened.config);
   return { family, config, shape: family.shapeOf(config), arrays: expertArrays(opened) };
 }

@@ -1,7 +1,8 @@
 import type { ExpertPipeline } from "../experts/pipeline.ts";
+import type { Dtype } from "../format/dtype.ts";
 import type { JsonValue } from "../format/json.ts";
 import type { Projection } from "../format/layout.ts";
-import type { Arch, QuantSlotName, QuantWidths } from "../format/manifest.ts";
+import type { Arch, QuantSlot, QuantSlotName, QuantWidths } from "../format/manifest.ts";
 import type { Quantization } from "../format/quant.ts";
 import type { KvCache } from "../kv/cache.ts";
 import type { KvShape } from "../kv/plan.ts";
@@ -39,12 +40,21 @@ export interface Family<Config> {
   readonly baselines: readonly Arch[];
   /** Bits per value that each quantization slot of a manifest may have. */
   readonly quantWidths: QuantWidths;
-  readonly chat: ChatDialect;
+  /** Slots that say the same in every manifest, because they are not quantized. */
+  readonly quantSlots?: Partial<Record<QuantSlotName, QuantSlot>>;
+  /** What a manifest says of the approximate head, if the configuration has one. */
+  readonly flashHeadOf?: (config: Config) => JsonValue | undefined;
+  /** Absent where checkpoints can be kept, but not run yet. */
+  readonly chat?: ChatDialect;
   /** What the engine sizes its memory by. */
-  readonly shapeOf: (config: Config) => ModelShape;
+  readonly shapeOf?: (config: Config) => ModelShape;
   /** The forward pass over loaded parts. */
-  readonly createForward: (parts: ForwardParts, config: Config) => ForwardPass;
+  readonly createForward?: (parts: ForwardParts, config: Config) => ForwardPass;
 }
+
+/** A family whose models can be run. */
+export type RunnableFamily<Config> = Family<Config> &
+  Required<Pick<Family<Config>, "chat" | "shapeOf" | "createForward">>;
 
 /** A model as the engine sees it. */
 export interface ModelShape {
@@ -150,24 +160,89 @@ export interface ResidentSpec {
   readonly bits?: readonly number[];
   /** The manifest slot that describes this matrix. */
   readonly slot?: QuantSlotName;
+  /** Of a plain tensor; BF16 when absent. */
+  readonly dtype?: Dtype;
 }
 
 /** Logical shapes of one expert's matrices, and the widths accepted. */
 export interface ExpertSpec {
   readonly shapes: Readonly<Record<Projection, readonly number[]>>;
   readonly bits: readonly number[];
+  /** Values that may share a scale; 64 when absent. */
+  readonly groupSizes?: Partial<Record<Projection, readonly number[]>>;
 }
 
 export interface FamilyTensors<Config> {
   /** The role of a tensor by its name in the checkpoint; undefined for a name of another family. */
   readonly roleOf: (name: string, config: Config) => TensorRole | undefined;
+  /** Whether ternary matrices come with a value for each row instead of scales and biases. */
+  readonly hasRowAlpha?: boolean;
   /** Every tensor of the common file. */
   readonly resident: (config: Config) => readonly ResidentSpec[];
   /** The experts of a layer; undefined for a dense layer. */
   readonly experts: (config: Config, layer: number) => ExpertSpec | undefined;
 }
 
-/** Declares a family. */
-export function defineFamily<Config>(family: Family<Config>): Family<Config> {
+/** Where the tensors of a family are, as most families name them. */
+export interface RoleTable {
+  /** Prefixes of what stays behind. */
+  readonly dropped: readonly string[];
+  /** Prefixes of the text model. */
+  readonly text: readonly string[];
+  /** Exact names that come first in the common file. */
+  readonly embedding: readonly string[];
+  readonly norm: string;
+  readonly head: string;
+  /** What comes before a layer's number. */
+  readonly layers: string;
+  /** What stands between a layer and a projection of its routed experts. */
+  readonly experts: string;
+  /** Names within a layer, in the order of the common file. */
+  readonly order: readonly string[];
+}
+
+const GROUPS = { embedding: 0, layers: 1, other: 2, norm: 3, head: 4 } as const;
+const LAYER_NAME = /^(0|[1-9][0-9]{0,3})\.(.+)$/;
+const PROJECTION_NAME = /\.(gate|up|down)_proj\./;
+
+/** The role of a tensor by such a table. */
+export function tableRole(
+  name: string,
+  table: RoleTable,
+  layerCount: number,
+): TensorRole | undefined {
+  if (table.dropped.some((prefix) => name.startsWith(prefix))) return { kind: "dropped" };
+  if (!table.text.some((prefix) => name.startsWith(prefix))) return undefined;
+  const place = (group: number, layer = 0, slot = 0): TensorRole => ({
+    kind: "resident",
+    group,
+    layer,
+    slot,
+  });
+  const first = table.embedding.indexOf(name);
+  if (first >= 0) return place(GROUPS.embedding, 0, first);
+  if (name === table.norm) return place(GROUPS.norm);
+  if (name === table.head) return place(GROUPS.head);
+  const match = name.startsWith(table.layers)
+    ? LAYER_NAME.exec(name.slice(table.layers.length))
+    : null;
+  if (match === null) return place(GROUPS.other);
+  const layer = Number(match[1]);
+  if (layer >= layerCount) return undefined;
+  const projection = PROJECTION_NAME.exec(name)?.[1] as Projection | undefined;
+  if (name.includes(table.experts) && projection !== undefined) {
+    return { kind: "expert", layer, projection };
+  }
+  const slot = table.order.indexOf(match[2] ?? "");
+  return place(GROUPS.layers, layer, slot === -1 ? table.order.length : slot);
+}
+
+/** Declares a family that can be run. */
+export function defineFamily<Config>(family: RunnableFamily<Config>): RunnableFamily<Config> {
+  return family;
+}
+
+/** Declares a family whose checkpoints can be kept, but not run yet. */
+export function defineKeptFamily<Config>(family: Family<Config>): Family<Config> {
   return family;
 }

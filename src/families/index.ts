@@ -1,7 +1,7 @@
 import { MferenceError } from "../util/errors.ts";
 import type { JsonValue } from "../format/json.ts";
 import type { PackageRules } from "../format/package.ts";
-import type { Family } from "./family.ts";
+import type { Family, RunnableFamily } from "./family.ts";
 import { gemma4 } from "./gemma4/index.ts";
 import { packageRules } from "./rules.ts";
 
@@ -49,6 +49,23 @@ export function familyOfManifest(name: string | undefined): AnyFamily {
   throw new MferenceError(
     "model.family",
     `the package belongs to the family ${JSON.stringify(name) ?? "without a name"}; this program runs ${known.join(", ")}`,
+  );
+}
+
+/**
+ * The family of a package that is to be run.
+ *
+ * @throws MferenceError "model.family" also where the family can be kept, but not run yet
+ */
+export function runnableFamily(name: string | undefined): RunnableFamily<unknown> {
+  const family = familyOfManifest(name) as Family<unknown>;
+  const { chat, shapeOf, createForward } = family;
+  if (chat !== undefined && shapeOf !== undefined && createForward !== undefined) {
+    return { ...family, chat, shapeOf, createForward };
+  }
+  throw new MferenceError(
+    "model.family",
+    `models of the ${family.id} family can be installed and verified, but not run yet: this program has no forward pass for them`,
   );
 }
 

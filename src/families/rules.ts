@@ -1,4 +1,6 @@
 import { MferenceError } from "../util/errors.ts";
+import { elementBytes } from "../format/dtype.ts";
+import type { JsonValue } from "../format/json.ts";
 import type { LayerLayout } from "../format/layout.ts";
 import { PROJECTIONS } from "../format/layout.ts";
 import { checkArch, checkQuantSlots, type Arch, type Manifest } from "../format/manifest.ts";
@@ -20,12 +22,17 @@ export function packageRules<Config>(family: Family<Config>): PackageRules {
 
 function checkManifest<Config>(
   family: Family<Config>,
-  manifest: Pick<Manifest, "arch" | "quant">,
+  manifest: Pick<Manifest, "arch" | "quant" | "flashHead">,
 ): void {
   const baseline = baselineOf(family, manifest.arch);
   if (baseline !== undefined)
     checkArch(manifest.arch, baseline, `the released ${family.id} checkpoint`);
-  checkQuantSlots(manifest, family.quantWidths);
+  checkQuantSlots(manifest, family.quantWidths, family.quantSlots);
+  if (manifest.flashHead === undefined || family.flashHeadOf !== undefined) return;
+  throw new MferenceError(
+    "format.manifest",
+    `manifest.json: it has a flashHead, which the ${family.id} family does not know`,
+  );
 }
 
 /** The released architecture of the same size, if any. */
@@ -38,6 +45,7 @@ export function baselineOf<Config>(family: Family<Config>, arch: Arch): Arch | u
 function checkContents<Config>(family: Family<Config>, contents: PackageContents): void {
   const config = family.parseConfig(contents.config);
   checkArch(contents.manifest.arch, family.archOf(config), "tokenizer/config.json");
+  checkFlashHead(contents.manifest.flashHead, family.flashHeadOf?.(config));
   const expected = family.tensors.resident(config);
   for (const spec of expected) checkResident(contents.resident.get(spec.name), spec);
   const names = new Set(expected.map((spec) => spec.name));
@@ -46,6 +54,15 @@ function checkContents<Config>(family: Family<Config>, contents: PackageContents
     fail(`model_weights.bin holds ${extra}, which the ${family.id} family does not know`);
   for (const layer of contents.layers)
     checkExperts(layer, family.tensors.experts(config, layer.index));
+}
+
+function checkFlashHead(found: unknown, expected: JsonValue | undefined): void {
+  const isSame = Bun.deepEquals(found ?? null, expected ?? null);
+  if (isSame) return;
+  throw new MferenceError(
+    "format.manifest",
+    `manifest.json: flashHead is ${JSON.stringify(found) ?? "absent"}; tokenizer/config.json says ${JSON.stringify(expected) ?? "none"}`,
+  );
 }
 
 /**
@@ -62,10 +79,11 @@ export function checkResident(found: ResidentTensor | undefined, spec: ResidentS
   }
   const values = spec.shape.reduce((left, right) => left * right, 1);
   if (spec.bits === undefined) {
-    if (found.dtype !== "BF16") fail(`${spec.name} is ${found.dtype}; expected BF16`);
+    const { dtype = "BF16" } = spec;
+    const bytes = elementBytes(dtype) * values;
+    if (found.dtype !== dtype) fail(`${spec.name} is ${found.dtype}; expected ${dtype}`);
     if (found.scales !== undefined) fail(`${spec.name} has scales, but is not quantized`);
-    if (found.bytes !== 2 * values)
-      fail(`${spec.name} has ${found.bytes} bytes; expected ${2 * values}`);
+    if (found.bytes !== bytes) fail(`${spec.name} has ${found.bytes} bytes; expected ${bytes}`);
     return;
   }
   if (found.dtype !== "U32" || found.scales === undefined || found.biases === undefined) {
@@ -106,9 +124,12 @@ function checkExperts(layer: LayerLayout, spec: ExpertSpec | undefined): void {
         `the experts of layer ${layer.index}: ${projection} has ${part.bits} bits; expected ${spec.bits.join(" or ")}`,
       );
     }
-    const groups = (shape.at(-1) ?? 0) / 64;
-    if (table[`${projection}_scales`].shape.at(-1) !== groups) {
-      fail(`the experts of layer ${layer.index}: ${projection} is not in groups of 64`);
+    const sizes = spec.groupSizes?.[projection] ?? [64];
+    const groups = table[`${projection}_scales`].shape.at(-1) ?? 0;
+    if (!sizes.some((size) => groups * size === shape.at(-1))) {
+      fail(
+        `the experts of layer ${layer.index}: ${projection} is not in groups of ${sizes.join(" or ")}`,
+      );
     }
   }
 }

@@ -219,11 +219,20 @@ export type QuantWidths = Readonly<Record<QuantSlotName, readonly number[]>>;
  *
  * @throws MferenceError "format.manifest"
  */
-export function checkQuantSlots(manifest: Pick<Manifest, "quant">, widths: QuantWidths): void {
+export function checkQuantSlots(
+  manifest: Pick<Manifest, "quant">,
+  widths: QuantWidths,
+  fixed: Partial<Record<QuantSlotName, QuantSlot>> = {},
+): void {
   const { quant } = manifest;
   if (quant === undefined) return fail("manifest.quant is required");
   for (const name of QUANT_SLOTS) {
     const slot = quant[name];
+    const only = fixed[name];
+    if (only !== undefined) {
+      if (slotText(slot) === slotText(only)) continue;
+      fail(`quant.${name} is ${slotText(slot)}; expected ${slotText(only)}`);
+    }
     const isAffine =
       slot.scheme.toLowerCase() === "affine" &&
       slot.scaleType.toLowerCase() === "bf16" &&
@@ -234,6 +243,11 @@ export function checkQuantSlots(manifest: Pick<Manifest, "quant">, widths: Quant
       `quant.${name} is an unsupported quantization: ${slot.weightBits} bits, ${slot.scheme}, ${slot.scaleType}/${slot.biasType}, group ${slot.groupSize}; expected ${widths[name].join(" or ")} bits, affine, BF16/BF16, group 64`,
     );
   }
+}
+
+function slotText({ weightBits, scheme, scaleType, biasType, groupSize }: QuantSlot): string {
+  const text = `${weightBits} bits, ${scheme}, ${scaleType}/${biasType}, group ${groupSize}`;
+  return text.toLowerCase();
 }
 
 function equal(what: string, found: number, expected: number): void {

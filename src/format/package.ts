@@ -46,14 +46,14 @@ export interface PackageRules {
   /** The name of the family. */
   readonly id: string;
   /** Checks architecture and quantization of the manifest. */
-  checkManifest(manifest: Pick<Manifest, "arch" | "quant">): void;
+  checkManifest(manifest: Pick<Manifest, "arch" | "quant" | "flashHead">): void;
   /** Checks that config, manifest, resident tensors and experts fit together and are complete. */
   checkContents(contents: PackageContents): void;
 }
 
 /** The parts of a package that a family checks together. */
 export interface PackageContents {
-  readonly manifest: Pick<Manifest, "arch">;
+  readonly manifest: Pick<Manifest, "arch" | "flashHead">;
   readonly config: JsonValue;
   readonly resident: ReadonlyMap<string, ResidentTensor>;
   readonly layers: readonly LayerLayout[];

@@ -12,6 +12,8 @@ export interface Quantization {
   readonly groupSize: number;
   /** By module path, without `.weight`. */
   readonly overrides: ReadonlyMap<string, QuantSpec>;
+  /** Overrides that config.json holds, where it leaves some unsaid. */
+  readonly declaredCount?: number;
 }
 
 /** How one matrix is quantized. */

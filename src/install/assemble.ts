@@ -127,10 +127,11 @@ export async function assemble(build: Build): Promise<number> {
     arch: plan.arch,
     quant: plan.quant,
     files,
+    ...(plan.flashHead === undefined ? {} : { flashHead: plan.flashHead }),
     expertsPerLayer: plan.layout.expertCount,
     numLayers: plan.layout.layers.length,
     expertStride: plan.layout.strideBytes,
-    bitWidthOverridesHonored: build.quantization.overrides.size,
+    bitWidthOverridesHonored: build.quantization.declaredCount ?? build.quantization.overrides.size,
   });
   writeDurably(path.join(partial, MANIFEST_FILE), [manifest], io);
   const record = { size: manifest.length, sha256: sha256(manifest) };

@@ -2,7 +2,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
 import { allFamilies } from "../families/index.ts";
-import type { CheckpointPin } from "../families/family.ts";
+import type { CheckpointPin, Family } from "../families/family.ts";
 import { parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE } from "../format/paths.ts";
@@ -21,7 +21,7 @@ export function catalogue(): readonly CatalogueEntry[] {
   return allFamilies().flatMap((family) =>
     family.sources.flatMap((pin) => {
       const { remote } = pin;
-      const canRun = "createForward" in family;
+      const canRun = (family as Family<unknown>).createForward !== undefined;
       return remote === undefined ? [] : [{ pin: { ...pin, remote }, family: family.id, canRun }];
     }),
   );

@@ -25,8 +25,9 @@ import {
 } from "../format/manifest.ts";
 import { residentTensors } from "../format/package.ts";
 import { EXPERTS_FOLDER, layerFileName, WEIGHTS_FILE } from "../format/paths.ts";
-import { isSameShape, logicalShape, quantOf, type Quantization } from "../format/quant.ts";
+import { isSameShape, type Quantization } from "../format/quant.ts";
 import { placeResident, type ResidentIndex, type ResidentItem } from "../format/resident.ts";
+import { checkHasWeight, isCompanion, matrixOf, type Matrix, type Part } from "./matrix.ts";
 import type { ShardTensor } from "./source.ts";
 import type { Transform } from "./transform.ts";
 
@@ -44,6 +45,8 @@ export interface InstallPlan {
   readonly outputs: readonly PlannedFile[];
   /** In the order of the outputs' bytes. */
   readonly copies: readonly Copy[];
+  /** Of a family that has one. */
+  readonly flashHead?: JsonValue;
   /** Multimodal tensors that stay behind. */
   readonly droppedCount: number;
 }
@@ -73,23 +76,12 @@ export interface PlanInput {
   readonly tensors: ReadonlyMap<string, ShardTensor>;
 }
 
-/** A tensor with its companions, and its logical shape. */
-interface Matrix {
-  readonly weight: ShardTensor;
-  readonly scales?: ShardTensor;
-  readonly biases?: ShardTensor;
-  readonly shape: readonly number[];
-  readonly bits?: number;
-}
-
 interface Placed {
   readonly matrix: Matrix;
   readonly role: Extract<TensorRole, { kind: "resident" }>;
 }
 
 type ExpertMatrices = Partial<Record<Projection, Matrix>>;
-
-const COMPANIONS = [".scales", ".biases"] as const;
 
 /**
  * Plans an install.
@@ -118,12 +110,15 @@ function planFor<Config>(family: Family<Config>, input: PlanInput): InstallPlan 
     }));
   const copies = [...residentCopies(placed, resident), ...expertCopies(layout, experts)];
   const weights = { path: WEIGHTS_FILE, bytes: resident.indexBytes + resident.residentBytes };
-  const quant = quantSlots({ specs, placed, experts, quantization: input.quantization });
+  const { quantization } = input;
+  const fixed = family.quantSlots ?? {};
+  const quant = quantSlots({ specs, placed, experts, quantization, fixed });
+  const flashHead = family.flashHeadOf?.(config);
   // What loading would refuse is refused before gigabytes are copied.
   const rules = packageRules(family);
-  rules.checkManifest({ arch, quant });
+  rules.checkManifest({ arch, quant, flashHead });
   rules.checkContents({
-    manifest: { arch },
+    manifest: { arch, flashHead },
     config: input.config,
     resident: residentTensors(resident),
     layers: layout.layers,
@@ -136,6 +131,7 @@ function planFor<Config>(family: Family<Config>, input: PlanInput): InstallPlan 
     outputs: [weights, ...layerOutputs],
     copies,
     droppedCount,
+    ...(flashHead === undefined ? {} : { flashHead }),
   };
 }
 
@@ -146,6 +142,7 @@ interface Classified {
 }
 
 function classify<Config>(family: Family<Config>, config: Config, input: PlanInput): Classified {
+  const matrices = { ...input, hasRowAlpha: family.tensors.hasRowAlpha === true };
   const placed: Placed[] = [];
   const experts = new Map<number, ExpertMatrices>();
   let droppedCount = 0;
@@ -160,11 +157,11 @@ function classify<Config>(family: Family<Config>, config: Config, input: PlanInp
       droppedCount += 1;
       continue;
     }
-    if (isCompanion(tensor.name)) {
-      checkHasWeight(tensor, input.tensors);
+    if (isCompanion(tensor.name, matrices)) {
+      checkHasWeight(tensor, matrices);
       continue;
     }
-    const matrix = matrixOf(tensor, input);
+    const matrix = matrixOf(tensor, matrices, role.kind === "expert");
     if (role.kind === "resident") {
       placed.push({ matrix, role });
       continue;
@@ -179,56 +176,24 @@ function classify<Config>(family: Family<Config>, config: Config, input: PlanInp
   return { placed, experts, droppedCount };
 }
 
-function isCompanion(name: string): boolean {
-  return COMPANIONS.some((suffix) => name.endsWith(suffix));
-}
-
-function checkHasWeight(tensor: ShardTensor, tensors: PlanInput["tensors"]): void {
-  const weight = tensor.name.replace(/\.(scales|biases)$/, ".weight");
-  if (tensors.get(weight)?.dtype === "U32") return;
-  fail(`${tensor.name} has no quantized ${weight} beside it`);
-}
-
-/** A U32 tensor named `.weight` is quantized and has companions; anything else is copied as it is. */
-function matrixOf(weight: ShardTensor, input: PlanInput): Matrix {
-  if (weight.dtype !== "U32" || !weight.name.endsWith(".weight")) {
-    return { weight, shape: weight.shape };
-  }
-  const module = weight.name.slice(0, -".weight".length);
-  const scales = companion(input, module, ".scales");
-  const biases = companion(input, module, ".biases");
-  const spec = quantOf(input.quantization, weight.name);
-  const packed = {
-    name: weight.name,
-    weight: weight.shape,
-    scales: scales.shape,
-    biases: biases.shape,
-  };
-  return { weight, scales, biases, shape: logicalShape(packed, spec), bits: spec.bits };
-}
-
-function companion(input: PlanInput, module: string, suffix: string): ShardTensor {
-  const tensor = input.tensors.get(module + suffix);
-  if (tensor === undefined)
-    return fail(`${module}.weight is quantized, but ${module}${suffix} is missing`);
-  if (tensor.dtype !== "BF16") fail(`${tensor.name} is ${tensor.dtype}; expected BF16`);
-  return tensor;
-}
-
 function byPlace(left: Placed, right: Placed): number {
   return (
     left.role.group - right.role.group ||
     left.role.layer - right.role.layer ||
     left.role.slot - right.role.slot ||
-    (left.matrix.weight.name < right.matrix.weight.name ? -1 : 1)
+    (nameOf(left) < nameOf(right) ? -1 : 1)
   );
+}
+
+function nameOf({ matrix }: Placed): string {
+  return matrix.weight.tensor.name;
 }
 
 function residentItem(matrix: Matrix): ResidentItem {
   const { weight, scales, biases, shape } = matrix;
   return {
-    name: weight.name,
-    dtype: weight.dtype,
+    name: weight.tensor.name,
+    dtype: weight.tensor.dtype,
     shape,
     bytes: weight.bytes,
     scaleBytes: scales?.bytes ?? 0,
@@ -242,7 +207,7 @@ function checkComplete(
   specs: readonly ResidentSpec[],
   placed: readonly Placed[],
 ): void {
-  const matrices = new Map(placed.map(({ matrix }) => [matrix.weight.name, matrix]));
+  const matrices = new Map(placed.map((item) => [nameOf(item), item.matrix]));
   for (const spec of specs) {
     const entry = resident.entries.get(spec.name);
     if (entry === undefined) return fail(`the checkpoint lacks the tensor ${spec.name}`);
@@ -308,15 +273,15 @@ function expertParts(
       const expected = [input.numExperts, ...input.spec.shapes[projection]];
       if (!isSameShape(matrix.shape, expected)) {
         fail(
-          `${matrix.weight.name} has the shape [${matrix.shape.join(", ")}]; config.json says [${expected.join(", ")}]`,
+          `${matrix.weight.tensor.name} has the shape [${matrix.shape.join(", ")}]; config.json says [${expected.join(", ")}]`,
         );
       }
       if (!input.spec.bits.includes(matrix.bits)) {
         fail(
-          `${matrix.weight.name} has ${matrix.bits} bits; expected ${input.spec.bits.join(" or ")}`,
+          `${matrix.weight.tensor.name} has ${matrix.bits} bits; expected ${input.spec.bits.join(" or ")}`,
         );
       }
-      const part = (tensor: ShardTensor) => ({ bytes: slice(tensor, input.numExperts) });
+      const part = (stack: Part) => ({ bytes: slice(stack, input.numExperts) });
       const companionShape = matrix.scales.shape.slice(1);
       return [
         [
@@ -332,29 +297,31 @@ function expertParts(
 }
 
 /** Bytes of one expert in a stacked tensor. */
-function slice(tensor: ShardTensor, expertCount: number): number {
+function slice({ tensor, bytes }: Part, expertCount: number): number {
   if (tensor.bytes % expertCount !== 0) {
     fail(`${tensor.name} has ${tensor.bytes} bytes, which ${expertCount} experts cannot share`);
   }
-  return tensor.bytes / expertCount;
+  return bytes / expertCount;
 }
 
 function* residentCopies(placed: readonly Placed[], resident: ResidentIndex): Generator<Copy> {
   for (const { matrix } of placed) {
-    const entry = resident.entries.get(matrix.weight.name)!;
+    const entry = resident.entries.get(matrix.weight.tensor.name)!;
     const parts = [
       [matrix.weight, entry],
       [matrix.scales, entry.scales],
       [matrix.biases, entry.biases],
     ] as const;
-    for (const [tensor, range] of parts) {
-      if (tensor === undefined || range === undefined) continue;
+    for (const [part, range] of parts) {
+      if (part === undefined || range === undefined) continue;
+      const { tensor, transform } = part;
       yield {
         shard: tensor.shard,
         sourceOffset: tensor.offset,
         bytes: tensor.bytes,
         target: WEIGHTS_FILE,
         targetOffset: range.offset,
+        ...(transform === undefined ? {} : { transform }),
       };
     }
   }
@@ -366,13 +333,16 @@ function* expertCopies(layout: Layout, experts: Classified["experts"]): Generato
     if (layer.subTensors === undefined || matrices === undefined) continue;
     const sources = subTensorSources(layer.subTensors, matrices);
     for (const [expert, expertOffset] of layer.expertOffsets.entries()) {
-      for (const { tensor, part } of sources) {
+      for (const { stack, part } of sources) {
+        const { tensor, transform } = stack;
+        const bytes = tensor.bytes / layer.expertOffsets.length;
         yield {
           shard: tensor.shard,
-          sourceOffset: tensor.offset + expert * part.bytes,
-          bytes: part.bytes,
+          sourceOffset: tensor.offset + expert * bytes,
+          bytes,
           target: `${EXPERTS_FOLDER}/${layer.file}`,
           targetOffset: expertOffset + part.offset,
+          ...(transform === undefined ? {} : { transform }),
         };
       }
     }
@@ -382,16 +352,19 @@ function* expertCopies(layout: Layout, experts: Classified["experts"]): Generato
 function subTensorSources(
   table: SubTensors,
   matrices: ExpertMatrices,
-): readonly { readonly tensor: ShardTensor; readonly part: SubTensor }[] {
+): readonly { readonly stack: Part; readonly part: SubTensor }[] {
   return SUB_TENSOR_NAMES.map((name) => {
     const [projection, companionName] = name.split("_") as [
       Projection,
       "scales" | "biases" | undefined,
     ];
-    const tensor = matrices[projection]![companionName ?? "weight"]!;
-    return { tensor, part: table[name] };
+    const stack = matrices[projection]![companionName ?? "weight"]!;
+    return { stack, part: table[name] };
   });
 }
+
+/** What manifests say of a slot without a quantized matrix. */
+const DEFAULT_WIDTHS = { embedding: 4, attention: 4, router: 8, sharedExpert: 8, routedExpert: 4 };
 
 /** A summary for the manifest: the widths of the first matrix of each kind. */
 function quantSlots(input: {
@@ -399,8 +372,9 @@ function quantSlots(input: {
   readonly placed: readonly Placed[];
   readonly experts: Classified["experts"];
   readonly quantization: Quantization;
+  readonly fixed: Partial<Record<QuantSlotName, QuantSlot>>;
 }): QuantSlots {
-  const matrices = new Map(input.placed.map(({ matrix }) => [matrix.weight.name, matrix]));
+  const matrices = new Map(input.placed.map((item) => [nameOf(item), item.matrix]));
   const widthOf = (slot: QuantSlotName): number | undefined => {
     if (slot === "routedExpert") return input.experts.values().next().value?.gate?.bits;
     const spec = input.specs.find((candidate) => candidate.slot === slot);
@@ -408,8 +382,8 @@ function quantSlots(input: {
   };
   const slots = QUANT_SLOTS.map((name): [QuantSlotName, QuantSlot] => [
     name,
-    {
-      weightBits: widthOf(name) ?? input.quantization.bits,
+    input.fixed[name] ?? {
+      weightBits: widthOf(name) ?? DEFAULT_WIDTHS[name],
       scheme: "affine",
       scaleType: "BF16",
       biasType: "BF16",
