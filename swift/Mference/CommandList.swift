@@ -62,10 +62,6 @@ final class CommandList: @unchecked Sendable {
     while let command = try reader.next() { commands.append(command) }
   }
 
-  var dispatchCount: Int {
-    commands.reduce(0) { if case .dispatch = $1 { $0 + 1 } else { $0 } }
-  }
-
   var signals: [(Event, UInt64)] {
     commands.compactMap { if case .signal(let event, let value) = $0 { (event, value) } else { nil } }
   }

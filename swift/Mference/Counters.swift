@@ -8,9 +8,10 @@ final class Counters: @unchecked Sendable {
 
   func add(bufferBytes: Int) { lock.withLock { values.buffer_bytes += Double(bufferBytes) } }
 
-  func add(list dispatches: Int, busySeconds: Double) {
+  func addList() { lock.withLock { values.lists += 1 } }
+
+  func add(dispatches: Int, busySeconds: Double) {
     lock.withLock {
-      values.lists += 1
       values.dispatches += Double(dispatches)
       values.busy_seconds += busySeconds
     }

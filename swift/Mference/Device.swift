@@ -57,33 +57,35 @@ final class Device: Handled, @unchecked Sendable {
     submitted += 1
     list.pin()
     running.append(submission)
-    submission.buffer.addCompletedHandler { [self] in end(submission, $0) }
-    submission.buffer.commit()
+    for (index, part) in submission.parts.enumerated() {
+      part.buffer.addCompletedHandler { [self] in end(submission, part: index, $0) }
+      part.buffer.commit()
+    }
   }
 
   private func encode(_ list: CommandList) throws -> Submission {
-    guard let buffer = queue.makeCommandBuffer() else {
-      throw Failure(MF_ERR_DEVICE, "Metal made no command buffer")
-    }
-    var encoder = ListEncoder(buffer: buffer, pipelines: pipelines, bytes: list.bytes)
+    var encoder = try ListEncoder(queue: queue, pipelines: pipelines, bytes: list.bytes)
     // An encoder may not go before it has ended, a failed one either.
     defer { encoder.finish() }
     for command in list.commands { try encoder.encode(command) }
-    return Submission(list: list, buffer: buffer)
+    return Submission(list: list, parts: encoder.parts)
   }
 
-  /// A list has run, or failed: then what it would have signalled is signalled all the same, so that no
-  /// later list waits for ever.
-  private func end(_ submission: Submission, _ buffer: any MTLCommandBuffer) {
+  /// A part of a list has run, or failed: then what the list would have signalled is signalled all the
+  /// same, so that nobody waits for ever.
+  private func end(_ submission: Submission, part index: Int, _ buffer: any MTLCommandBuffer) {
     let busySeconds = max(0, buffer.gpuEndTime - buffer.gpuStartTime)
+    counters.add(dispatches: submission.parts[index].dispatchCount, busySeconds: busySeconds)
     state.lock()
     if buffer.status == .error, failure == nil {
       failure = "a command list failed: \(buffer.error.map(String.init(describing:)) ?? "no reason given")"
     }
-    if failure != nil { submission.list.signals.forEach { $0.raise(to: $1) } }
-    running.removeAll { $0 === submission }
-    submission.list.unpin()
-    counters.add(list: submission.list.dispatchCount, busySeconds: busySeconds)
+    if index == submission.parts.count - 1 {
+      if failure != nil { submission.list.signals.forEach { $0.raise(to: $1) } }
+      running.removeAll { $0 === submission }
+      submission.list.unpin()
+      counters.addList()
+    }
     if failure != nil || isCancelled { releaseWaits() }
     state.broadcast()
     state.unlock()

@@ -1,19 +1,32 @@
-// Encodes the commands of a list into one command buffer: dispatches that follow one another share a
-// serial compute encoder, in which each sees what those before it wrote; events end it.
+// Encodes the commands of a list into command buffers: dispatches that follow one another share a serial
+// compute encoder, in which each sees what those before it wrote; signals end it, and waits end the buffer.
 import CMference
 import Foundation
 import Metal
 
 struct ListEncoder {
-  let buffer: any MTLCommandBuffer
   let pipelines: Pipelines
   let bytes: [UInt8]
+  private let queue: any MTLCommandQueue
+  private(set) var parts: [Submission.Part] = []
+  private var isPartEmpty = true
   private var open: (any MTLComputeCommandEncoder)?
 
-  init(buffer: any MTLCommandBuffer, pipelines: Pipelines, bytes: [UInt8]) {
-    self.buffer = buffer
+  init(queue: any MTLCommandQueue, pipelines: Pipelines, bytes: [UInt8]) throws {
+    self.queue = queue
     self.pipelines = pipelines
     self.bytes = bytes
+    try beginPart()
+  }
+
+  private var buffer: any MTLCommandBuffer { parts[parts.count - 1].buffer }
+
+  private mutating func beginPart() throws {
+    guard let buffer = queue.makeCommandBuffer() else {
+      throw Failure(MF_ERR_DEVICE, "Metal made no command buffer")
+    }
+    parts.append(Submission.Part(buffer: buffer))
+    isPartEmpty = true
   }
 
   mutating func encode(_ command: Command) throws {
@@ -21,13 +34,16 @@ struct ListEncoder {
     case .dispatch(let dispatch):
       // Nothing to do is no dispatch for Metal.
       if dispatch.groups.count > 0 { try encode(dispatch, into: try encoder()) }
+      parts[parts.count - 1].dispatchCount += 1
     case .wait(let event, let value):
       finish()
+      if !isPartEmpty { try beginPart() }
       buffer.encodeWaitForEvent(event.metal, value: value)
     case .signal(let event, let value):
       finish()
       buffer.encodeSignalEvent(event.metal, value: value)
     }
+    isPartEmpty = false
   }
 
   mutating func finish() {

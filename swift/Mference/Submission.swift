@@ -1,13 +1,18 @@
-// A list on its way through the queue.
+// A list on its way through the queue: one command buffer up to each of its waits and one for the rest, so
+// that what has run is known although something behind it still waits.
 import Metal
 
-/// A list on its way.
 final class Submission: @unchecked Sendable {
-  let list: CommandList
-  let buffer: any MTLCommandBuffer
+  struct Part {
+    let buffer: any MTLCommandBuffer
+    var dispatchCount = 0
+  }
 
-  init(list: CommandList, buffer: any MTLCommandBuffer) {
+  let list: CommandList
+  let parts: [Part]
+
+  init(list: CommandList, parts: [Part]) {
     self.list = list
-    self.buffer = buffer
+    self.parts = parts
   }
 }

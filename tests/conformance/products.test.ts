@@ -36,7 +36,9 @@ function run(device: Device, conformanceCase: ConformanceCase, parts: readonly C
   return output!;
 }
 
-describe.skipIf(isMetal)("every path gives the same bits", () => {
+if (isMetal) test.skip("every path gives the same bits (Metal has one)", () => {});
+describe("every path gives the same bits", () => {
+  if (isMetal) return;
   for (const conformanceCase of [...matmulAffineCases, ...moeCases, ...embedCases]) {
     test(titleOf(conformanceCase), () => {
       const data = buildCase(conformanceCase);
@@ -78,8 +80,9 @@ describe("a pair has the same bits however the lists are cut", () => {
   );
 });
 
-// A GPU has no way to say a sentence.
-describe.skipIf(isMetal)("what makes no sense ends in a sentence", () => {
+if (isMetal) test.skip("what makes no sense ends in a sentence (a GPU cannot say one)", () => {});
+describe("what makes no sense ends in a sentence", () => {
+  if (isMetal) return;
   const gate = moeCases.find(({ kernel }) => kernel.name === routedGate.name)!;
   const data = buildCase(gate);
   const groups = Array.from(data.inputs["groups"]!);

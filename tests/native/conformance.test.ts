@@ -127,8 +127,9 @@ describe("near the reference, with the same bits for any threads and any other t
   }
 });
 
-// A GPU has no way to say a sentence: there such dispatches end harmlessly, with NaN where it matters.
-describe.skipIf(isMetal)("what makes no sense ends in a sentence", () => {
+if (isMetal) test.skip("what makes no sense ends in a sentence (a GPU cannot say one)", () => {});
+describe("what makes no sense ends in a sentence", () => {
+  if (isMetal) return;
   const floats = (count: number, value = 1): Float32Array => new Float32Array(count).fill(value);
   const head = { T: 2, H: 2, Hkv: 1, Dh: 32, scale: 1 };
   const attend = (params: { R: number; position: number; window: number; Dh?: number }) =>

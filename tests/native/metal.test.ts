@@ -28,7 +28,7 @@ async function stepsWith(variables: Record<string, string>): Promise<string[]> {
 const ALL_WELL = [...Array.from({ length: 9 }, () => "ok"), "result 7, event 3", "ok"];
 
 /** All well but for some steps. */
-const except = (wrong: Record<number, RegExp>): unknown[] =>
+const except = (wrong: Record<number, RegExp>): string[] =>
   ALL_WELL.map((text, i) => {
     const pattern = wrong[i];
     return pattern === undefined ? text : expect.stringMatching(pattern);
