@@ -102,14 +102,14 @@ final class Device: Handled, @unchecked Sendable {
   /// reached, because cancelled work signals too.
   func wait(_ event: Event, _ value: UInt64, seconds: Double) throws {
     let deadline = Date(timeIntervalSinceNow: seconds)
-    while true {
-      try checkNow()
-      if event.value >= value { return }
+    try checkNow()
+    while event.value < value {
       let left = deadline.timeIntervalSinceNow
       guard left > 0 else { throw Failure(MF_ERR_TIMEOUT, "the work was not done in time") }
       // Short waits in a row, because a cancellation does not reach a wait for an event.
       let milliseconds = UInt64(max(1, min(Self.lookMilliseconds, 1000 * left)))
       _ = event.metal.wait(untilSignaledValue: value, timeoutMS: milliseconds)
+      try checkNow()
     }
   }
 

@@ -26,11 +26,9 @@ func status(of body: () throws -> Void) -> Int32 {
   do {
     try body()
     return Int32(MF_OK.rawValue)
-  } catch let failure as Failure {
+  } catch {
+    let failure = error as? Failure ?? Failure(MF_ERR_DEVICE, String(describing: error))
     LastError.sentence = failure.sentence
     return Int32(failure.status.rawValue)
-  } catch {
-    LastError.sentence = String(describing: error)
-    return Int32(MF_ERR_DEVICE.rawValue)
   }
 }

@@ -31,6 +31,7 @@ final class HandleTable: @unchecked Sendable {
   private var places: [Place] = []
   /// Used again oldest first, which keeps generations far from their end.
   private var free: [Int] = []
+  private var nextFree = 0
 
   func add<T: Handled>(_ object: T) throws -> mf_handle {
     try lock.withLock {
@@ -59,13 +60,25 @@ final class HandleTable: @unchecked Sendable {
   }
 
   private func takePlace(for kind: HandleKind) throws -> Int {
-    if !free.isEmpty { return free.removeFirst() }
+    if nextFree < free.count { return takeFree() }
     guard places.count < 1 << Self.indexBits else {
       throw Failure(
         MF_ERR_MEMORY, "no handle is left for \(kind.name): destroy what is no longer used")
     }
     places.append(Place())
     return places.count - 1
+  }
+
+  /// Those taken are dropped once they are half of the list, so that taking costs the same however many
+  /// are free.
+  private func takeFree() -> Int {
+    let index = free[nextFree]
+    nextFree += 1
+    if 2 * nextFree > free.count {
+      free.removeFirst(nextFree)
+      nextFree = 0
+    }
+    return index
   }
 
   private func located<T: Handled>(_ handle: mf_handle, _ type: T.Type) throws -> (

@@ -32,7 +32,7 @@ final class Memory: Handled, @unchecked Sendable {
 
   /// Zeroed memory; pages become physical when they are written.
   static func allocate(bytes: Int, alignment: Int = slabAlignment) throws -> Memory {
-    let region = try Region(bytes: bytes, alignment: alignment)
+    let region = try Region(bytes: bytes, alignment: alignment, protection: PROT_READ | PROT_WRITE)
     return Memory(region, bytes: bytes, isReadOnly: false)
   }
 
@@ -49,7 +49,7 @@ final class Memory: Handled, @unchecked Sendable {
         MF_ERR_IO, "\(path) cannot be mapped: a regular file that is not empty was expected")
     }
     let bytes = Int(facts.st_size)
-    let region = try Region(bytes: bytes, alignment: pageBytes)
+    let region = try Region(bytes: bytes, alignment: pageBytes, protection: PROT_READ)
     let mapped = mmap(
       region.start, bytes, PROT_READ, MAP_FIXED | MAP_PRIVATE, descriptor, 0)
     guard mapped != MAP_FAILED else {
@@ -70,11 +70,11 @@ private struct Region {
   let reservation: UnsafeMutableRawPointer
   let reservedBytes: Int
 
-  init(bytes wanted: Int, alignment: Int) throws {
+  init(bytes wanted: Int, alignment: Int, protection: Int32) throws {
     bytes = roundUp(wanted, to: Memory.pageBytes)
     reservedBytes = bytes + alignment
     let flags = MAP_PRIVATE | MAP_ANON
-    guard let reserved = mmap(nil, reservedBytes, PROT_READ | PROT_WRITE, flags, -1, 0),
+    guard let reserved = mmap(nil, reservedBytes, protection, flags, -1, 0),
       reserved != MAP_FAILED
     else {
       throw Failure(MF_ERR_MEMORY, "\(wanted) bytes of memory could not be had")

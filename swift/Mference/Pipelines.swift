@@ -66,10 +66,11 @@ final class Pipelines: @unchecked Sendable {
   /// The parameters of a kernel that its pipelines are specialised by.
   private static func constants(of kernel: UInt32) -> [mf_constant] {
     var found: [mf_constant] = []
-    while true {
-      let next = mf_constant_at(kernel, UInt32(found.count))
-      if next.index < 0 { return found }
+    var next = mf_constant_at(kernel, 0)
+    while next.index >= 0 {
       found.append(next)
+      next = mf_constant_at(kernel, UInt32(found.count))
     }
+    return found
   }
 }

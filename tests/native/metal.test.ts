@@ -2,11 +2,19 @@
  * What Metal may refuse, and what becomes of it: every failure is a sentence, and the device goes on where
  * it can. The software Metal injects the failures, each in a process of its own.
  */
-import { describe, expect, test } from "bun:test";
+import { afterAll, describe, expect, test } from "bun:test";
+import { truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { softcap } from "../../src/kernels/sampling.ts";
 import { metalHindrance } from "../../src/native/build-metal.ts";
+import { Commands } from "../../src/native/commands.ts";
+import { Device } from "../../src/native/device.ts";
+import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { isMetal, library } from "../fixtures/devices.ts";
 
+/** Places of a dispatch command. */
+const GROUPS_OFFSET = 16;
+const THREADS_OFFSET = 28;
 const STEPS = join(import.meta.dir, "../fixtures/metal-steps.ts");
 
 const reason =
@@ -33,6 +41,44 @@ const except = (wrong: Record<number, RegExp>): string[] =>
     const pattern = wrong[i];
     return pattern === undefined ? text : expect.stringMatching(pattern);
   });
+
+describe.skipIf(!isMetal)("what only a GPU refuses", () => {
+  const device = isMetal ? new Device({ library }) : undefined;
+  afterAll(() => device?.close());
+
+  test("an instruction set", () => {
+    expect(() => new Device({ library, simd: "avx2" })).toThrow(/no instruction sets/);
+  });
+
+  test("groups of no threads or of too many", () => {
+    const commands = new Commands();
+    const [x, y] = [device!.createBuffer(32), device!.createBuffer(32)];
+    commands.dispatch(softcap, { x: { buffer: x }, y: { buffer: y } }, { N: 8, cap: 0 });
+    const bytes = commands.bytes.slice();
+    const set = (offset: number, value: number): void =>
+      new DataView(bytes.buffer).setUint32(offset, value, true);
+    for (const threads of [0, 1025, 2 ** 32 - 1]) {
+      set(THREADS_OFFSET, threads);
+      expect(() => device!.submit(bytes)).toThrow(
+        /softcap has groups of \d+ threads; 1 to \d+ were/,
+      );
+    }
+    // No group is nothing to do.
+    set(GROUPS_OFFSET, 0);
+    device!.submit(bytes);
+    device!.finish(60);
+  });
+
+  test("a buffer that is larger than the device's largest", () => {
+    const path = join(temporaryFolder(), "huge");
+    writeFileSync(path, "");
+    truncateSync(path, device!.info.bufferBytesMax + 1);
+    const memory = device!.mapFile(path);
+    expect(() => device!.bindMemory(memory)).toThrow(/exceeds the device's largest of \d+/);
+    device!.destroyBuffer(device!.bindMemory(memory, device!.info.bufferBytesMax, 1));
+    device!.release(memory);
+  });
+});
 
 // What is injected exists in the software Metal only.
 describe.skipIf(!isMetal || process.platform === "darwin")("when Metal fails", () => {
