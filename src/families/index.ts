@@ -2,11 +2,15 @@ import { MferenceError } from "../util/errors.ts";
 import type { JsonValue } from "../format/json.ts";
 import type { PackageRules } from "../format/package.ts";
 import type { Family, RunnableFamily } from "./family.ts";
+import { deepseekV4Flash } from "./deepseekV4Flash/index.ts";
 import { gemma4 } from "./gemma4/index.ts";
+import { inklingSmall } from "./inklingSmall/index.ts";
+import { maple } from "./maple/index.ts";
+import { qwen36 } from "./qwen36/index.ts";
 import { packageRules } from "./rules.ts";
 
 /** Every supported family. Adding one is a folder beside this file and a line here. */
-export const families = { gemma4 } as const;
+export const families = { gemma4, qwen36, deepseekV4Flash, inklingSmall, maple } as const;
 
 export type FamilyId = keyof typeof families;
 

@@ -1,0 +1,35 @@
+import { defineKeptFamily } from "../family.ts";
+import { ARCH_35B, archOf, parseConfig, type Qwen36Config } from "./config.ts";
+import { tensors } from "./tensors.ts";
+
+/** Qwen 3.6: layers of gated delta rule and of attention, each with routed experts. */
+export const qwen36 = defineKeptFamily<Qwen36Config>({
+  id: "qwen36",
+  manifestName: "qwen36",
+  modelTypes: ["qwen3_5_moe"],
+  sources: [
+    {
+      name: "qwen36",
+      modelId: "qwen3.6-35b-a3b-4bit",
+      sourceSha256: "0b28df60e33753a14e816d3b31577ae2c93884c58430a4a6de6ae9ea483842ea",
+      remote: {
+        repository: "mlx-community/Qwen3.6-35B-A3B-4bit",
+        revision: "38740b847e4cb78f352aba30aa41c76e08e6eb46",
+        downloadBytes: 19_529_025_048,
+        installedBytes: 19_546_491_213,
+        reserveBytes: 1_073_741_824,
+      },
+    },
+  ],
+  parseConfig,
+  tensors,
+  archOf,
+  baselines: [ARCH_35B],
+  quantWidths: {
+    embedding: [4],
+    attention: [4],
+    router: [8],
+    sharedExpert: [4, 8],
+    routedExpert: [2, 4],
+  },
+});
