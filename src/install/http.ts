@@ -44,6 +44,8 @@ interface Answer {
   readonly response: Response;
   readonly url: URL;
   readonly watch: IdleWatch;
+  /** Of the redirects on the way, the last first. */
+  readonly hops: readonly Headers[];
 }
 
 /** Ends a request after a silence, or when the user wants it to end. */
@@ -97,7 +99,7 @@ export class HttpSource {
       await answer.response.body?.cancel();
       if (answer.response.status === 404) return { value: undefined };
       const failure = this.#failure(answer, answer.response.status < 400);
-      return failure ?? { value: fileOf(url, answer.response) };
+      return failure ?? { value: fileOf(url, answer) };
     });
   }
 
@@ -158,6 +160,7 @@ export class HttpSource {
   ): Promise<Answer | { readonly again: MferenceError }> {
     const { base, token, idleMs } = this.#options;
     let url = start;
+    const hops: Headers[] = [];
     let isTokenSent = token !== undefined;
     for (let count = 0; ; count += 1) {
       isTokenSent &&= url.origin === base.origin;
@@ -168,9 +171,10 @@ export class HttpSource {
       const outcome = await request(url, { method, headers, watch, signal: options.signal });
       if ("again" in outcome) return outcome;
       const { response } = outcome;
-      if (response.status < 300 || response.status > 399) return { response, url, watch };
+      if (response.status < 300 || response.status > 399) return { response, url, watch, hops };
       const target = redirectTarget(response.headers.get("location"), url, base);
-      if (method === "HEAD" && target.origin !== base.origin) return { response, url, watch };
+      if (method === "HEAD" && target.origin !== base.origin) return { response, url, watch, hops };
+      hops.unshift(response.headers);
       watch.stop();
       await response.body?.cancel();
       if (count === REDIRECTS_MAX) throw lie(start, `redirects more than ${REDIRECTS_MAX} times`);
@@ -288,14 +292,18 @@ async function readBody(
   return { again: new MferenceError("install.network", sentence) };
 }
 
-function fileOf(url: URL, { headers, status }: Response): RemoteFile {
-  const commit = headers.get("x-repo-commit") ?? "";
+/** The Hub says what it knows of a file where it redirects, and not always again where that leads. */
+function fileOf(url: URL, { response, hops }: Answer): RemoteFile {
+  const { headers, status } = response;
+  const said = (name: string): string | undefined =>
+    [headers, ...hops].map((hop) => hop.get(name)).find((value) => value !== null) ?? undefined;
+  const commit = said("x-repo-commit") ?? "";
   if (!COMMIT.test(commit)) throw lie(url, `names no commit, but "${commit.slice(0, 60)}"`);
   const own = status < 300 ? headers.get("content-length") : null;
-  const size = headers.get("x-linked-size") ?? own ?? "";
+  const size = said("x-linked-size") ?? own ?? "";
   const sizeBytes = /^\d{1,16}$/.test(size) ? Number(size) : Number.NaN;
   if (!Number.isSafeInteger(sizeBytes)) throw lie(url, `says its size is "${size.slice(0, 60)}"`);
-  const contentTag = headers.get("x-xet-hash")?.toLowerCase();
+  const contentTag = said("x-xet-hash")?.toLowerCase();
   const name = url.pathname;
   return { name, url, sizeBytes, commit, ...(contentTag === undefined ? {} : { contentTag }) };
 }

@@ -17,6 +17,7 @@ import {
   type Hub,
   type HubRequest,
 } from "../fixtures/hub.ts";
+import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");
 const INDEX = fs.readFileSync(path.join(SOURCE, "model.safetensors.index.json"));
@@ -150,6 +151,21 @@ describe("a download", () => {
     expect(total).toBeGreaterThan(0);
   });
 });
+
+test.each(Object.keys(SNAPSHOTS) as (keyof typeof SNAPSHOTS)[])(
+  "a download of %s gives what its folder gives",
+  async (family) => {
+    const folder = writeSnapshot(SNAPSHOTS[family]("tiny"));
+    const index = fs.readFileSync(path.join(folder, "model.safetensors.index.json"));
+    const other = await startHub(folder);
+    const source = { repository: REPOSITORY, revision: COMMIT, indexSha256: sha256(index) };
+    const installed = await installRemote(options({ base: other.base, source }));
+    other.stop();
+    expect(installed.family).toBe(family);
+    const local = await installLocal({ source: folder, name: "local", models });
+    expect(digests(directory())).toEqual(digests(local.directory));
+  },
+);
 
 describe("a server that misbehaves once", () => {
   const passing: [string, Fault][] = [
