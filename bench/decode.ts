@@ -1,5 +1,6 @@
 // Measures decode and prefill of an installed model, and what a first answer costs a whole process:
 //   bun bench/decode.ts [--model DIR] [--tokens N] [--runs N] [--slots N] [--threads N] [--json]
+//                       [--device metal|cpu]
 // Runs of both precisions alternate, so that a machine whose speed drifts treats them alike; medians are
 // printed. Without --model the bundled demo checkpoint is installed into a temporary folder.
 import { mkdtempSync, rmSync } from "node:fs";
@@ -7,11 +8,11 @@ import { cpus, tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { complete } from "../src/engine/generate.ts";
+import { defaultDevice, deviceLibrary } from "../src/engine/libraries.ts";
 import { loadModel, type Model } from "../src/engine/model.ts";
 import type { GenerateStats } from "../src/engine/protocol.ts";
 import { Session } from "../src/engine/session.ts";
 import { installDemo } from "../src/install/demo.ts";
-import { buildDeviceLibrary } from "../src/native/build.ts";
 
 const { values } = parseArgs({
   options: {
@@ -22,6 +23,7 @@ const { values } = parseArgs({
     slots: { type: "string", default: "32" },
     threads: { type: "string", default: "0" },
     json: { type: "boolean", default: false },
+    device: { type: "string", default: defaultDevice() },
   },
 });
 
@@ -138,7 +140,8 @@ async function measureStart(
   home: string,
 ): Promise<{ chat: Start[]; json: Start[]; bare: Start[] }> {
   const main = join(import.meta.dir, "../src/cli/main.ts");
-  const chat = [process.execPath, main, "chat", "--prompt", "What is the capital of France?"];
+  const question = ["--prompt", "What is the capital of France?", "--device", values.device];
+  const chat = [process.execPath, main, "chat", ...question];
   await start(chat, home);
   const found = { chat: [] as Start[], json: [] as Start[], bare: [] as Start[] };
   for (let run = 0; run < Number(values.runs); run += 1) {
@@ -161,7 +164,8 @@ function summarize(samples: readonly Sample[]) {
 
 const home = mkdtempSync(join(tmpdir(), "mference-bench-"));
 try {
-  const library = await buildDeviceLibrary();
+  const device = values.device === "metal" ? "metal" : "cpu";
+  const library = await deviceLibrary(device);
   const demo = (await installDemo({ models: join(home, "models") })).directory;
   const samples = await measure(values.model ?? demo, library);
   const starts = await measureStart(home);
