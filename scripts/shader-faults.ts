@@ -206,7 +206,7 @@ const MEMORY: readonly ShaderFault[] = [
     kernel: "rms_norm",
     after: "kernel void rms_norm",
     original: "out[d] = row[d] * factor",
-    replacement: "out[d] = (out[d] == 0.0f ? 1.0f : 1.0f) * row[d] * factor",
+    replacement: "out[d] = 0.0f * out[d] + row[d] * factor",
   },
   {
     title: "an output that is not wholly written",
