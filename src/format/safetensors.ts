@@ -82,7 +82,7 @@ export function parseSafetensorsHeader(
     checkName(name, fail);
     const entry = checkJson(json[name], entrySchema, {
       code: context.code,
-      what: `tensor ${name} of ${file.path}`,
+      what: `tensor ${name.slice(0, 200)} of ${file.path}`,
     });
     tensors.set(name, sourceTensor(name, entry, { dataStart, file }));
   }
@@ -151,8 +151,11 @@ function checkName(name: string, fail: (problem: string) => never): void {
   if (Buffer.byteLength(name) > NAME_BYTES_MAX) fail("has a tensor name beyond 65,535 bytes");
 }
 
+/** Names may be long; a sentence must not be. */
+const PROBLEM_CHARS_MAX = 1000;
+
 function failure(path: string): (problem: string) => never {
   return (problem) => {
-    throw new MferenceError("format.safetensors", `${path} ${problem}`);
+    throw new MferenceError("format.safetensors", `${path} ${problem.slice(0, PROBLEM_CHARS_MAX)}`);
   };
 }
