@@ -1,6 +1,6 @@
 // Measures a full-size package (bench/synthetic.ts writes one) with forced token ids:
 //   bun bench/full.ts DIR [--slots 16,128] [--tokens N] [--prompts 64,512] [--runs N] [--threads N]
-//                     [--precision fast|exact] [--json]
+//                     [--precision fast|exact] [--reads rule|buffered|direct|both] [--json]
 // Ids are forced, because greedy decoding of random weights repeats one id and flatters the cache. Two
 // streams of them: "following" ids share experts as the package was written to, "scattered" ones only by
 // chance. A plain reader of memory and of the disk runs beside every run; medians are printed.
@@ -23,6 +23,7 @@ const { values: flags, positionals } = parseArgs({
     runs: { type: "string", default: "3" },
     threads: { type: "string", default: String(cpus().length) },
     precision: { type: "string", default: "fast" },
+    reads: { type: "string", default: "rule" },
     json: { type: "boolean", default: false },
   },
 });
@@ -194,14 +195,27 @@ const medianSample = (samples: readonly Sample[]): Sample =>
     ]),
   ) as unknown as Sample;
 
-/** Brings every expert into its slot where there is one for each. */
+/** Brings every expert into its slot where there is one for each, and something into each else. */
 async function fill(session: Session): Promise<void> {
+  if (session.model.slots !== session.model.shape.expertCount) return await warm(session);
   const ids = idsOf("scattered", 512, 0);
   await session.extend(ids);
   await session.choose(GREEDY);
 }
 
-async function measure(library: string, slots: number): Promise<Row[]> {
+async function warm(session: Session): Promise<void> {
+  for (const id of idsOf("scattered", 2, 0)) await step(session, id);
+}
+
+/** Which ways of reading are measured, in turn within each run. */
+const READS: Readonly<Record<string, readonly (boolean | undefined)[]>> = {
+  rule: [undefined],
+  buffered: [false],
+  direct: [true],
+  both: [false, true],
+};
+
+async function open(library: string, slots: number, isDirect: boolean | undefined) {
   const model = await loadModel({
     directory: directory!,
     library,
@@ -210,19 +224,36 @@ async function measure(library: string, slots: number): Promise<Row[]> {
     slots,
     threads,
     contextRows: 1024,
+    ...(isDirect === undefined ? {} : { directReads: isDirect }),
   });
-  const session = new Session(model);
+  return new Session(model);
+}
+
+async function measure(library: string, slots: number): Promise<Row[]> {
+  const ways = READS[flags.reads] ?? [];
+  const rows: { readonly name: string; readonly samples: Sample[] }[] = [];
+  const sessions: Session[] = [];
   try {
-    await fill(session);
-    const cases = casesOf(slots < model.shape.expertCount);
-    const samples = cases.map((): Sample[] => []);
-    for (let run = 1; run <= runs; run += 1) {
-      for (const [i, each] of cases.entries()) samples[i]!.push(await each.run(session, run));
-    }
-    return cases.map(({ name }, i) => ({ slots, name, medians: medianSample(samples[i]!) }));
+    for (const isDirect of ways) sessions.push(await open(library, slots, isDirect));
+    for (const session of sessions) await fill(session);
+    const cases = casesOf(slots < sessions[0]!.model.shape.expertCount);
+    const jobs = cases.flatMap(({ name, run }) =>
+      sessions.map((session, i) => {
+        const way = ways[i] === undefined ? "" : ways[i] ? ", direct" : ", buffered";
+        const row = { name: name + way, samples: [] as Sample[] };
+        rows.push(row);
+        return async (number: number): Promise<void> => {
+          row.samples.push(await run(session, number));
+        };
+      }),
+    );
+    for (let run = 1; run <= runs; run += 1) for (const job of jobs) await job(run);
+    return rows.map(({ name, samples }) => ({ slots, name, medians: medianSample(samples) }));
   } finally {
-    session.close();
-    model.close();
+    for (const session of sessions) {
+      session.close();
+      session.model.close();
+    }
   }
 }
 

@@ -146,7 +146,7 @@ function fillRange(copy: Copy, target: Target, source: Source): void {
   for (let done = 0; done < copy.bytes; done += tileBytes) {
     const tile = source.tile.subarray(0, Math.min(tileBytes, copy.bytes - done));
     const offset = copy.sourceOffset + done;
-    source.weights.fill({ name: copy.shard, shape, offset }, tile);
+    source.weights.write({ name: copy.shard, shape, offset }, tile);
     writeAll(target, tile, copy.targetOffset + done, systemIo);
   }
 }

@@ -13,7 +13,7 @@
  */
 import { createCipheriv, createHash } from "node:crypto";
 
-/** Bytes of the largest tile that `fill` is asked for. */
+/** Bytes of the largest tile that `write` is asked for. */
 export const TILE_BYTES = 1 << 20;
 
 export interface Dims {
@@ -85,7 +85,7 @@ export class SyntheticWeights {
   }
 
   /** Fills `target` with the tensor's bytes from `place.offset` on. */
-  fill(place: Place, target: Uint8Array): void {
+  write(place: Place, target: Uint8Array): void {
     const { name } = place;
     if (name.endsWith("router.proj.weight")) return this.#router(place, target);
     if (name.endsWith(".weight") && place.shape.length > 1) {

@@ -25,6 +25,7 @@ import type { ExpertArrays } from "../ops/routed.ts";
 import { Stream } from "../ops/stream.ts";
 import { Weights } from "../ops/weights.ts";
 import { MferenceError } from "../util/errors.ts";
+import { memoryFacts } from "../util/limits.ts";
 
 /** Rows of a prefill chunk when nothing else is asked for. */
 export const CHUNK_ROWS_DEFAULT = 128;
@@ -48,6 +49,11 @@ export interface ModelOptions {
   readonly logitRows?: number;
   readonly threads?: number;
   readonly simd?: string;
+  /**
+   * Whether experts are read past the system's cache; absent: where the package and its slots would not
+   * both fit into the memory that this process may use, so that the cache would be churned for nothing.
+   */
+  readonly directReads?: boolean;
   /** Replaces the positioned read of experts: for tests of failures. */
   readonly read?: ReadAt;
 }
@@ -153,6 +159,35 @@ function resolveSizes(options: ModelOptions, shape: ModelShape) {
   };
 }
 
+/** The rule of `ModelOptions.directReads`; in bytes. */
+export function wantsDirectReads(
+  model: Pick<Package, "weights" | "layers">,
+  slots: number | "resident",
+  usableBytes: number,
+): boolean {
+  if (slots === "resident") return false;
+  let wantedBytes = model.weights.sizeBytes;
+  for (const { sizeBytes, strideBytes, expertOffsets } of model.layers) {
+    wantedBytes += sizeBytes + Math.min(slots, expertOffsets.length) * strideBytes;
+  }
+  return wantedBytes > usableBytes;
+}
+
+function openStore(
+  device: Device,
+  opened: Package,
+  slots: number | "resident",
+  { directReads, read }: ModelOptions,
+): ExpertStore {
+  return new ExpertStore({
+    device,
+    files: expertFiles(opened),
+    slots,
+    isDirect: directReads ?? wantsDirectReads(opened, slots, memoryFacts().usableBytes),
+    ...(read === undefined ? {} : { read }),
+  });
+}
+
 /** Holds a mapped file open, to notice when it is replaced, written to or cut. */
 function watchFile({ path, identity }: CheckedFile) {
   const file = openRegular(path, { missing: "install.missing", unsafe: "format.path" });
@@ -203,8 +238,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     const { contextRows, chunkRows, slots } = sizes;
     const dtype = precision.kvDtype;
     const kv = own(new KvCache(device, { layers: shape.kvLayers, contextRows, chunkRows, dtype }));
-    const read = options.read === undefined ? {} : { read: options.read };
-    const store = own(new ExpertStore({ device, files: expertFiles(opened), slots, ...read }));
+    const store = own(openStore(device, opened, slots, options));
     const { hiddenSize, expertWidth, expertCount, expertsPerToken: perToken, activation } = shape;
     const routed = { hiddenSize, expertWidth, expertCount, perToken, activation, arrays };
     const experts = own(new ExpertPipeline({ ops, store, shape: routed, chunkRows }));

@@ -2,7 +2,7 @@
  * Positioned reads of whole experts straight into slot memory, through Bun's file API. A read that ends
  * early is an error: bytes that did not arrive are never computed on.
  */
-import { read } from "node:fs";
+import { constants, openSync, read } from "node:fs";
 import { MferenceError } from "../util/errors.ts";
 
 /** One positioned read; resolves to the bytes that arrived, which may be fewer than asked for. */
@@ -19,6 +19,8 @@ export const readAt: ReadAt = (descriptor, target, position) =>
 
 export interface ReadRequest {
   readonly descriptor: number;
+  /** The same file opened by `openDirect`; used as long as nothing has arrived. */
+  readonly direct?: number | undefined;
   readonly target: Uint8Array;
   readonly position: number;
   /** What is being read, for people. */
@@ -47,13 +49,40 @@ export async function readWhole(request: ReadRequest, via: ReadAt = readAt): Pro
 }
 
 async function attempt(request: ReadRequest, done: number, via: ReadAt): Promise<number> {
-  const { descriptor, target, position, what } = request;
+  const { target, position, what } = request;
+  // What a short read leaves need not begin where direct reads may.
+  const isDirect = request.direct !== undefined && done === 0;
+  let descriptor = isDirect ? request.direct : request.descriptor;
   for (;;) {
     try {
       return await via(descriptor, done === 0 ? target : target.subarray(done), position + done);
     } catch (cause) {
-      if ((cause as NodeJS.ErrnoException).code === "EINTR") continue;
+      const { code } = cause as NodeJS.ErrnoException;
+      if (code === "EINTR") continue;
+      if (code === "EINVAL" && descriptor !== request.descriptor) {
+        // A file system may refuse a direct read only when it comes.
+        descriptor = request.descriptor;
+        continue;
+      }
       throw new MferenceError("expert.read", `${what}: ${(cause as Error).message}`, { cause });
     }
+  }
+}
+
+/** What direct reads must be multiples of: address, offset and length. */
+export const DIRECT_BYTES = 4096;
+/** Not every system has it. */
+const { O_DIRECT = 0 } = constants as { readonly O_DIRECT?: number };
+
+/**
+ * Opens the file behind a descriptor once more, for reads that go past the system's cache straight into
+ * the target; undefined where the system or the file system has no such thing. The caller closes it.
+ */
+export function openDirect(descriptor: number): number | undefined {
+  if (O_DIRECT === 0 || process.platform !== "linux") return undefined;
+  try {
+    return openSync(`/proc/self/fd/${descriptor}`, constants.O_RDONLY | O_DIRECT);
+  } catch {
+    return undefined;
   }
 }

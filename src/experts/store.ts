@@ -11,7 +11,14 @@ import { checkUnchanged, checkUntouched, identityOf, type OpenFile } from "../fo
 import type { Buffer, Device, Memory } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
 import { createCache, type ExpertCache } from "./plan.ts";
-import { type ReadAt, readAt, readWhole } from "./reader.ts";
+import {
+  DIRECT_BYTES,
+  openDirect,
+  type ReadAt,
+  readAt,
+  type ReadRequest,
+  readWhole,
+} from "./reader.ts";
 
 /** One array of an expert: where it begins in the slot. */
 export interface ExpertArray {
@@ -35,6 +42,8 @@ export interface StoreOptions {
   readonly files: ReadonlyMap<number, ExpertFile>;
   /** Slots of each layer, or every expert mapped. */
   readonly slots: number | "resident";
+  /** Whether reads go past the system's cache where they can; absent: no. */
+  readonly isDirect?: boolean;
   readonly read?: ReadAt;
 }
 
@@ -157,16 +166,33 @@ export class ExpertStore {
   #openSlots(file: ExpertFile, source: OpenFile): OpenLayer {
     const { device, slots } = this.#options;
     const slotCount = Math.min(Number(slots), file.offsets.length);
-    const memory = device.allocate(slotCount * file.strideBytes);
     const identity = identityOf(source.descriptor);
-    return this.#bind(memory, {
-      slotCount,
-      slotBytes: file.strideBytes,
-      cache: createCache({ slotCount, expertCount: file.offsets.length }),
-      fetch: this.#fetcher(file, source.descriptor, memory),
-      check: () => checkUntouched(source, identity),
-      checkMapped: () => {},
-    });
+    const memory = device.allocate(slotCount * file.strideBytes);
+    const direct = this.#openDirect(file, source);
+    const closeDirect = (): void => {
+      if (direct !== undefined) closeSync(direct);
+    };
+    const opened = undoing(closeDirect, () =>
+      this.#bind(memory, {
+        slotCount,
+        slotBytes: file.strideBytes,
+        cache: createCache({ slotCount, expertCount: file.offsets.length }),
+        fetch: this.#fetcher(file, { descriptor: source.descriptor, direct }, memory),
+        check: () => checkUntouched(source, identity),
+        checkMapped: () => {},
+      }),
+    );
+    const close = (): void => {
+      opened.close();
+      closeDirect();
+    };
+    return { ...opened, close };
+  }
+
+  /** Slots begin where direct reads may if the stride is right; the slab itself always does. */
+  #openDirect(file: ExpertFile, source: OpenFile): number | undefined {
+    const isAligned = [file.strideBytes, ...file.offsets].every((at) => at % DIRECT_BYTES === 0);
+    return this.#options.isDirect === true && isAligned ? openDirect(source.descriptor) : undefined;
   }
 
   /** An opened layer over a memory, which it owns from here on. */
@@ -183,7 +209,11 @@ export class ExpertStore {
     return { ...layer, slab, close };
   }
 
-  #fetcher(file: ExpertFile, descriptor: number, memory: Memory): OpenLayer["fetch"] {
+  #fetcher(
+    file: ExpertFile,
+    source: Pick<ReadRequest, "descriptor" | "direct">,
+    memory: Memory,
+  ): OpenLayer["fetch"] {
     const { device, read = readAt } = this.#options;
     const views = new Map<number, Uint8Array<ArrayBuffer>>();
     return async (expert, slot) => {
@@ -193,7 +223,7 @@ export class ExpertStore {
         views.set(slot, target);
       }
       const what = `expert ${expert} of layer ${file.layer} (${file.path})`;
-      await readWhole({ descriptor, target, position: file.offsets[expert]!, what }, read);
+      await readWhole({ ...source, target, position: file.offsets[expert]!, what }, read);
       this.#bytesRead += target.length;
       this.#reads += 1;
     };

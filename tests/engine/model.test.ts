@@ -2,7 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { prepareLibraries } from "../../src/engine/libraries.ts";
-import { loadModel, type ModelOptions } from "../../src/engine/model.ts";
+import { loadModel, type ModelOptions, wantsDirectReads } from "../../src/engine/model.ts";
 import { Session } from "../../src/engine/session.ts";
 import { editJson, flipByte } from "../fixtures/checkpoints.ts";
 import { capLogits } from "../../src/ops/sampling.ts";
@@ -23,6 +23,20 @@ const { library, tokenizerLibrary } = await prepareLibraries();
 
 const prompt = promptOf(12);
 const WEIGHTS = "model_weights.bin";
+
+test("experts are read past the cache where package and slots do not both fit", async () => {
+  const { package: opened } = await loadTiny({});
+  const bytes = (slots: number): number =>
+    opened.layers.reduce(
+      (sum, layer) => sum + layer.sizeBytes + slots * layer.strideBytes,
+      opened.weights.sizeBytes,
+    );
+  expect(wantsDirectReads(opened, 3, bytes(3))).toBe(false);
+  expect(wantsDirectReads(opened, 3, bytes(3) - 1)).toBe(true);
+  // Slots without an expert are not allocated; mapped files are read by the system.
+  expect(wantsDirectReads(opened, 100, bytes(8))).toBe(false);
+  expect(wantsDirectReads(opened, "resident", 0)).toBe(false);
+});
 
 describe("loading", () => {
   test("sizes everything by its options", async () => {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
-import { type ReadAt, readAt, readWhole } from "../../src/experts/reader.ts";
+import { openDirect, type ReadAt, readAt, readWhole } from "../../src/experts/reader.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { failureOf } from "../fixtures/failures.ts";
 
@@ -83,5 +83,48 @@ describe("readWhole", () => {
     const failure = await failureOf(() => fill(failingOnce("EIO")));
     expect(failure.code).toBe("expert.read");
     expect(failure.message).toBe("expert 3 of layer 4: EIO: no luck");
+  });
+});
+
+describe("direct reads", () => {
+  /** Reads through two descriptors and tells which were used. */
+  async function used(via: ReadAt): Promise<string[]> {
+    const [descriptor, direct] = [fs.openSync(name, "r"), fs.openSync(name, "r")];
+    const target = new Uint8Array(600);
+    const calls: string[] = [];
+    const spy: ReadAt = (which, part, position) => {
+      calls.push(which === direct ? "direct" : "buffered");
+      return via(which, part, position);
+    };
+    try {
+      await readWhole({ descriptor, direct, target, position: 300, what: "expert 3" }, spy);
+      expect(target).toEqual(wanted);
+      return calls;
+    } finally {
+      fs.closeSync(descriptor);
+      fs.closeSync(direct);
+    }
+  }
+
+  test("are made where nothing has arrived yet", async () => {
+    expect(await used(readAt)).toEqual(["direct"]);
+    const short: ReadAt = (which, target, position) =>
+      readAt(which, target.subarray(0, 400), position);
+    expect(await used(short)).toEqual(["direct", "buffered"]);
+  });
+
+  test("that the file system refuses are made through its cache", async () => {
+    expect(await used(failingOnce("EINVAL"))).toEqual(["direct", "buffered"]);
+  });
+
+  test("see the same file, or are not to be had", () => {
+    const descriptor = fs.openSync(name, "r");
+    const direct = openDirect(descriptor);
+    if (direct !== undefined) {
+      expect(fs.fstatSync(direct).ino).toBe(fs.fstatSync(descriptor).ino);
+      fs.closeSync(direct);
+    }
+    fs.closeSync(descriptor);
+    expect(openDirect(descriptor)).toBeUndefined();
   });
 });

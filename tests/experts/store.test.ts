@@ -11,7 +11,7 @@ import { failureOf } from "../fixtures/failures.ts";
 import { open, packageOf } from "../fixtures/packages.ts";
 import { library } from "../golden/library.ts";
 
-type Options = Partial<Pick<StoreOptions, "slots" | "read">>;
+type Options = Partial<Pick<StoreOptions, "slots" | "read" | "isDirect">>;
 
 /** A store over a private package; it and its device are closed after the test. */
 async function withStore(
@@ -89,6 +89,23 @@ describe("a store of slots", () => {
       expect(targets.map(({ position }) => position / layer.slotBytes)).toEqual([5, 2, 7]);
       expect([store.reads, store.bytesRead]).toEqual([3, 3 * layer.slotBytes]);
     });
+  });
+
+  test("reads past the system's cache when asked to, and closes what it opened", async () => {
+    const before = hasProc ? openFiles() : 0;
+    const targets: Uint8Array[] = [];
+    const read: ReadAt = (descriptor, target, position) => {
+      targets.push(target);
+      return readAt(descriptor, target, position);
+    };
+    await withStore({ read, isDirect: true }, async (store, directory) => {
+      const layer = await store.open(1);
+      await layer.fetch(5, 1);
+      const file = fs.readFileSync(layerFile(directory, 1));
+      const wanted = file.subarray(5 * layer.slotBytes, 6 * layer.slotBytes);
+      expect(Buffer.compare(targets[0]!, wanted)).toBe(0);
+    });
+    if (hasProc) expect(openFiles()).toBe(before);
   });
 
   test("counts nothing for a read that failed", async () => {
