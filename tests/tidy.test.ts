@@ -207,11 +207,12 @@ test.each(["gen-kernels", "gen-shaders"])("what %s.ts makes is fresh", (script) 
 const shaderFunctions = new Map(
   readdirSync(join(ROOT, "shaders"))
     .filter((name) => name.endsWith(".metal"))
-    .flatMap((name) => [
-      ...readFileSync(join(ROOT, "shaders", name), "utf8").matchAll(
-        /^\[\[max_total_threads_per_threadgroup\((\d+)\)\]\]\nkernel void (\w+)\(/gm,
+    .map((name) => readFileSync(join(ROOT, "shaders", name), "utf8"))
+    .flatMap((text) =>
+      Array.from(
+        text.matchAll(/^\[\[max_total_threads_per_threadgroup\((\d+)\)\]\]\nkernel void (\w+)\(/gm),
       ),
-    ])
+    )
     .map(([, threads, name]) => [name!, Number(threads)] as const),
 );
 
