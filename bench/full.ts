@@ -1,5 +1,5 @@
 // Measures a full-size package (bench/synthetic.ts writes one) with forced token ids:
-//   bun bench/full.ts DIR [--slots 16,128] [--tokens N] [--prompts 64,512] [--runs N] [--threads N]
+//   bun bench/full.ts DIR [--slots 16,128] [--tokens N] [--warm N] [--prompts 64,512] [--runs N] [--threads N]
 //                     [--precision fast|exact] [--reads rule|buffered|direct|both] [--json]
 // Ids are forced, because greedy decoding of random weights repeats one id and flatters the cache. Two
 // streams of them: "following" ids share experts as the package was written to, "scattered" ones only by
@@ -19,6 +19,7 @@ const { values: flags, positionals } = parseArgs({
   options: {
     slots: { type: "string", default: "16,128" },
     tokens: { type: "string", default: "32" },
+    warm: { type: "string", default: "24" },
     prompts: { type: "string", default: "64,512" },
     runs: { type: "string", default: "3" },
     threads: { type: "string", default: String(cpus().length) },
@@ -35,7 +36,7 @@ const [slotCounts, prompts] = [numbers(flags.slots), numbers(flags.prompts)];
 const [tokens, runs, threads] = [Number(flags.tokens), Number(flags.runs), Number(flags.threads)];
 const precision = flags.precision === "exact" ? "exact" : "fast";
 /** Steps before a measured run, that fill the slots. */
-const WARM_TOKENS = 24;
+const WARM_TOKENS = Number(flags.warm);
 const STREAMS = ["following", "scattered"] as const;
 type StreamName = (typeof STREAMS)[number];
 /** Of the only family with a synthetic package. */
@@ -243,7 +244,11 @@ async function measure(library: string, slots: number): Promise<Row[]> {
         const row = { name: name + way, samples: [] as Sample[] };
         rows.push(row);
         return async (number: number): Promise<void> => {
-          row.samples.push(await run(session, number));
+          const sample = await run(session, number);
+          row.samples.push(sample);
+          console.error(
+            `${slots} slots, ${row.name}: ${sample.tokensPerSecond.toFixed(2)} tokens/s`,
+          );
         };
       }),
     );
