@@ -8,7 +8,7 @@ import path from "node:path";
 import type { DeviceKind } from "../engine/libraries.ts";
 import type { DeviceInfo, DiskSpeed, ModelNeeds } from "../engine/machine.ts";
 import { embedded } from "../util/embedded.ts";
-import { env, environmentVariables, type VariableName } from "../util/env.ts";
+import { environmentVariables, shownEnv, type VariableName } from "../util/env.ts";
 import { sentenceOf } from "../util/errors.ts";
 import { memoryFacts, type MemoryFacts } from "../util/limits.ts";
 import { formatBytes } from "../util/units.ts";
@@ -193,7 +193,7 @@ function environment(): Partial<Record<VariableName, string>> {
   const names = Object.keys(environmentVariables) as VariableName[];
   return Object.fromEntries(
     names.flatMap((name) => {
-      const value = env(name);
+      const value = shownEnv(name);
       return value === undefined ? [] : [[name, value] as const];
     }),
   );

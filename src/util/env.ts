@@ -32,5 +32,12 @@ export function env(name: VariableName): string | undefined {
   return value === "" ? undefined : value;
 }
 
+/** The value of a variable as it may be shown: no token, and no password within an address. */
+export function shownEnv(name: VariableName): string | undefined {
+  const value = env(name);
+  if (value === undefined || name !== "HF_TOKEN") return value?.replace(/\/\/[^/@]*@/g, "//***@");
+  return "***";
+}
+
 /** Every variable with its meaning. */
 export const environmentVariables: Readonly<Record<VariableName, string>> = VARIABLES;
