@@ -309,7 +309,8 @@ function fileOf(url: URL, { response, hops }: Answer): RemoteFile {
 }
 
 function lost(url: URL, watch: IdleWatch, error: unknown): MferenceError {
-  const why = watch.hasExpired ? "it was silent for too long" : sentenceOf(error);
+  const sentence = sentenceOf(error).replaceAll(url.href, redacted(url));
+  const why = watch.hasExpired ? "it was silent for too long" : sentence;
   return new MferenceError("install.network", `lost ${redacted(url)}: ${why}`);
 }
 
