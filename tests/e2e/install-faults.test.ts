@@ -11,7 +11,10 @@ import { sha256 } from "../../src/format/digest.ts";
 import { systemIo, type InstallIo } from "../../src/install/durable.ts";
 import { installRemote } from "../../src/install/remote.ts";
 import { readSaved } from "../../src/install/resume.ts";
+import { planInstall, type InstallPlan } from "../../src/install/plan.ts";
+import { planRanges } from "../../src/install/ranges.ts";
 import type { Clock } from "../../src/install/retry.ts";
+import { openCheckpoint } from "../../src/install/source.ts";
 import { REPOSITORY, startHub, type Fault, type Hub } from "../fixtures/hub.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom, type Random } from "../reference/random.ts";
@@ -45,6 +48,7 @@ interface Source {
   readonly hub: Hub;
   readonly indexSha256: string;
   readonly expected: Readonly<Record<string, string>>;
+  readonly plan: InstallPlan;
 }
 
 let root: string;
@@ -62,7 +66,9 @@ beforeAll(async () => {
     const index = fs.readFileSync(path.join(folder, "model.safetensors.index.json"));
     const place = { hub, indexSha256: sha256(index) };
     const { directory } = await installRemote(optionsOf(place, `fresh-${family}`, 30_000));
-    sources.push({ ...place, expected: digests(directory) });
+    const checkpoint = await openCheckpoint(folder);
+    sources.push({ ...place, expected: digests(directory), plan: planInstall(checkpoint) });
+    checkpoint.close();
   }
 });
 afterAll(() => {
@@ -171,16 +177,28 @@ async function runSchedule(seed: number): Promise<void> {
   const schedule = { name: `m${seed}`, rangeBytes: 4096 + random.below(40_000), random };
   const directory = path.join(root, `${schedule.name}.gturbo`);
   const isKilled = seed % KILL_EVERY === 0;
+  const ranges = new Map(
+    planRanges(place.plan, schedule.rangeBytes).map(({ id, shard, offset, bytes }) => [
+      id,
+      `${shard} ${offset} ${offset + bytes - 1}`,
+    ]),
+  );
   let isDone = false;
   for (let run = 0; !isDone; run += 1) {
-    const durable = readSaved(directory)?.completedRanges.length ?? 0;
+    const kept = readSaved(directory)?.completedRanges ?? [];
+    const durable = kept.length;
+    hub.requests.length = 0;
     if (durable > 0) counts.resumed += 1;
     if (run < RUNS_MAX && !isKilled) faultyServer(hub, random);
     else hub.fault = () => undefined;
     counts.runs += 1;
     isDone = await (isKilled && run < 3 ? attemptKilled : attempt)(place, schedule);
     const after = readSaved(directory)?.completedRanges.length ?? durable;
-    // What is durable stays durable.
+    const asked = new Set(
+      hub.requests.map(({ file, range }) => `${file} ${range?.[0]} ${range?.[1]}`),
+    );
+    // What is durable stays durable, and is not fetched again.
+    expect([seed, kept.filter(({ id }) => asked.has(ranges.get(id)!))]).toEqual([seed, []]);
     expect([seed, after >= durable]).toEqual([seed, true]);
   }
   expect([seed, digests(directory)]).toEqual([seed, { ...place.expected }]);
