@@ -199,7 +199,8 @@ const medianSample = (samples: readonly Sample[]): Sample =>
 /** Brings every expert into its slot where there is one for each, and something into each else. */
 async function fill(session: Session): Promise<void> {
   if (session.model.slots !== session.model.shape.expertCount) return await warm(session);
-  const ids = idsOf("scattered", 512, 0);
+  // One chunk leaves hardly an expert untouched, and a hit rate below 100 % would tell.
+  const ids = idsOf("scattered", 128, 0);
   await session.extend(ids);
   await session.choose(GREEDY);
 }
