@@ -58,7 +58,7 @@ export function metalHindrance(swift = "swift"): string | undefined {
   if (Bun.which(swift) !== null) return undefined;
   const advice =
     process.platform === "darwin"
-      ? "`xcode-select --install` brings it"
+      ? "`xcode-select --install` brings it; --device cpu does without"
       : "it is for macOS; on Debian 13 `apt install swiftlang` lets its tests run";
   return `the Metal device needs Swift 6 and ${swift} was not found: ${advice}`;
 }
