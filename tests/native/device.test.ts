@@ -10,7 +10,7 @@ import { Commands } from "../../src/native/commands.ts";
 import { Device, type SharedBuffer } from "../../src/native/device.ts";
 import { openLibrary } from "../../src/native/library.ts";
 import { sentenceOf } from "../../src/util/errors.ts";
-import { isMetal, library } from "../fixtures/devices.ts";
+import { isMetal, isOnMac, library } from "../fixtures/devices.ts";
 
 const raw = openLibrary(library);
 const folder = mkdtempSync(join(tmpdir(), "mference-device-"));
@@ -450,7 +450,8 @@ describe("the end", () => {
     expect(device.counters().bufferBytes).toBe(0);
   });
 
-  test.skipIf(isMetal)("a mapped file that is cut fails only lists that use it (CPU)", () => {
+  // What a GPU does then is not known (docs/metal.md).
+  test.skipIf(isOnMac && isMetal)("a mapped file that is cut fails only lists that use it", () => {
     const path = join(folder, "cut");
     writeFileSync(path, new Uint8Array(1 << 20).fill(1));
     const mapped = device.bindMemory(device.mapFile(path));

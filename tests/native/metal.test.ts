@@ -10,7 +10,7 @@ import { metalHindrance } from "../../src/native/build-metal.ts";
 import { Commands } from "../../src/native/commands.ts";
 import { Device } from "../../src/native/device.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
-import { isMetal, library } from "../fixtures/devices.ts";
+import { isMetal, isOnMac, library } from "../fixtures/devices.ts";
 
 /** Places of a dispatch command. */
 const GROUPS_OFFSET = 16;
@@ -81,7 +81,7 @@ describe.skipIf(!isMetal)("what only a GPU refuses", () => {
 });
 
 // What is injected exists in the software Metal only.
-describe.skipIf(!isMetal || process.platform === "darwin")("when Metal fails", () => {
+describe.skipIf(!isMetal || isOnMac)("when Metal fails", () => {
   test("nothing fails by itself", async () => {
     expect(await stepsWith({})).toEqual(ALL_WELL);
   });

@@ -67,16 +67,35 @@ struct Dispatch {
         threadgroupLengths.withUnsafeBufferPointer { lengths in
           dispatch.buffers = addresses.baseAddress
           dispatch.threadgroup_lengths = lengths.baseAddress
-          if configuration.checks { return runChecked(&dispatch, configuration) }
-          // Small grids are not worth the hand-over to other threads.
-          let groupThreads = groupSize.width * groupSize.height * groupSize.depth
-          let workers = min(
-            configuration.workers, groupCount, max(1, groupCount * groupThreads / 512))
-          run(&dispatch, workers: workers)
-          return Outcome(failure: failure(of: &dispatch))
+          softmetal_watch_pages()
+          var outcome = run(&dispatch, configuration, groupCount: groupCount)
+          softmetal_unwatch_pages()
+          if hasLostPages, outcome.failure == nil {
+            outcome.failure = "\(pipeline.function.name): a mapped file was cut or could not be read"
+          }
+          return outcome
         }
       }
     }
+  }
+
+  private var hasLostPages: Bool {
+    arguments.contains {
+      guard case .buffer(let buffer, _)? = $0 else { return false }
+      return softmetal_has_lost(buffer.address, buffer.length)
+    }
+  }
+
+  private func run(
+    _ dispatch: inout softmetal_dispatch, _ configuration: Configuration, groupCount: Int
+  ) -> Outcome {
+    if configuration.checks { return runChecked(&dispatch, configuration) }
+    // Small grids are not worth the hand-over to other threads.
+    let groupThreads = groupSize.width * groupSize.height * groupSize.depth
+    let workers = min(
+      configuration.workers, groupCount, max(1, groupCount * groupThreads / 512))
+    run(&dispatch, workers: workers)
+    return Outcome(failure: failure(of: &dispatch))
   }
 
   private func run(_ dispatch: UnsafeMutablePointer<softmetal_dispatch>, workers: Int) {

@@ -49,7 +49,10 @@ final class SoftBuffer: MTLBuffer, @unchecked Sendable {
     }
   }
 
-  deinit { release() }
+  deinit {
+    softmetal_forget_lost(address, length)
+    release()
+  }
 
   var device: any MTLDevice { owner }
   var allocatedSize: Int { length }

@@ -152,6 +152,13 @@ void softmetal_run(softmetal_dispatch *);
 // The same for a checked dispatch, on the calling thread alone.
 void softmetal_run_checked(softmetal_dispatch *);
 
+// Around a dispatch, which survives that pages of mapped files are gone.
+void softmetal_watch_pages(void);
+void softmetal_unwatch_pages(void);
+// Whether memory has pages that turned out to be gone; its owner lets them go.
+bool softmetal_has_lost(const void *start, size_t length);
+void softmetal_forget_lost(const void *start, size_t length);
+
 #ifdef __cplusplus
 }
 #endif
