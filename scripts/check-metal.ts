@@ -67,6 +67,7 @@ function tasks(): Task[] {
     "tests/ops",
     "tests/kv",
     "tests/experts",
+    "tests/engine",
     "tests/conformance/products.test.ts",
   ];
   const swiftTests: Task = {

@@ -4,11 +4,12 @@ import path from "node:path";
 import { EngineClient } from "../../src/engine/client.ts";
 import { prepareLibraries } from "../../src/engine/libraries.ts";
 import type { GenerateEvent, GenerateRequest, LoadRequest } from "../../src/engine/protocol.ts";
+import { deviceKind } from "../fixtures/devices.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import { demoPackage, promptOf } from "../fixtures/models.ts";
 import { packageOf } from "../fixtures/packages.ts";
 
-const { library, tokenizerLibrary } = await prepareLibraries();
+const { library, tokenizerLibrary } = await prepareLibraries({ device: deviceKind });
 
 async function start(request: Partial<LoadRequest> = {}): Promise<EngineClient> {
   const directory = request.directory ?? (await demoPackage());

@@ -4,11 +4,12 @@ import path from "node:path";
 import { Engine } from "../../src/engine/engine.ts";
 import { prepareLibraries } from "../../src/engine/libraries.ts";
 import type { GenerateEvent, GenerateRequest, Prompt } from "../../src/engine/protocol.ts";
+import { deviceKind } from "../fixtures/devices.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import { demoPackage, promptOf } from "../fixtures/models.ts";
 import { packageOf } from "../fixtures/packages.ts";
 
-const { library, tokenizerLibrary } = await prepareLibraries();
+const { library, tokenizerLibrary } = await prepareLibraries({ device: deviceKind });
 const directory = await demoPackage();
 const engine = await Engine.load({ directory, library, tokenizerLibrary, contextRows: 512 });
 afterAll(() => engine.close());
