@@ -75,8 +75,9 @@ final class Device: Handled, @unchecked Sendable {
   /// same, so that nobody waits for ever.
   private func end(_ submission: Submission, part index: Int, _ buffer: any MTLCommandBuffer) {
     let busySeconds = max(0, buffer.gpuEndTime - buffer.gpuStartTime)
-    counters.add(dispatches: submission.parts[index].dispatchCount, busySeconds: busySeconds)
     state.lock()
+    submission.parts[index].hasEnded = true
+    counters.add(dispatches: submission.parts[index].dispatchCount, busySeconds: busySeconds)
     if buffer.status == .error, failure == nil {
       failure = "a command list failed: \(buffer.error.map(String.init(describing:)) ?? "no reason given")"
     }
@@ -111,17 +112,38 @@ final class Device: Handled, @unchecked Sendable {
       _ = event.metal.wait(untilSignaledValue: value, timeoutMS: milliseconds)
       try checkNow()
     }
+    try checkEarlier(event, value...event.value, until: deadline)
   }
 
   private static let lookMilliseconds = 10.0
 
+  /// A signal may be seen before Metal has said that something before it failed: what was committed before
+  /// it must have ended well.
+  private func checkEarlier(_ event: Event, _ values: ClosedRange<UInt64>, until deadline: Date) throws {
+    state.lock()
+    defer { state.unlock() }
+    while hasRunningBefore(event, values), state.wait(until: deadline) {}
+    try checkState()
+  }
+
+  /// With `state` locked.
+  private func hasRunningBefore(_ event: Event, _ values: ClosedRange<UInt64>) -> Bool {
+    let parts = running.flatMap(\.parts)
+    guard let signalling = parts.firstIndex(where: { $0.signals(event, values) }) else { return false }
+    return parts[..<signalling].contains { !$0.hasEnded }
+  }
+
   /// Blocks until Metal has said of each list that is over that it is. A signal is seen a little earlier,
   /// and whoever has seen it may take it that the list's buffers are free and that it counts.
   func settle() {
+    let deadline = Date(timeIntervalSinceNow: Self.settleSeconds)
     state.lock()
     defer { state.unlock() }
-    while running.contains(where: { $0.list.isOver }) { state.wait() }
+    while running.contains(where: { $0.list.isOver }), state.wait(until: deadline) {}
   }
+
+  /// Metal needs a moment; for ever is for a list whose last signal the host itself has given.
+  private static let settleSeconds = 1.0
 
   /// Blocks until every list submitted so far has ended.
   func finish(seconds: Double) throws {

@@ -42,6 +42,7 @@ struct ListEncoder {
     case .signal(let event, let value):
       finish()
       buffer.encodeSignalEvent(event.metal, value: value)
+      parts[parts.count - 1].signals.append((event, value))
     }
     isPartEmpty = false
   }

@@ -6,10 +6,19 @@ final class Submission: @unchecked Sendable {
   struct Part {
     let buffer: any MTLCommandBuffer
     var dispatchCount = 0
+    var signals: [(event: Event, value: UInt64)] = []
+    /// Whether Metal has said how it ended.
+    var hasEnded = false
+
+    /// Whether it gives the event one of these values.
+    func signals(_ event: Event, _ values: ClosedRange<UInt64>) -> Bool {
+      signals.contains { $0.event === event && values.contains($0.value) }
+    }
   }
 
   let list: CommandList
-  let parts: [Part]
+  /// In the order of their commitment; guarded by the device once it is submitted.
+  var parts: [Part]
 
   init(list: CommandList, parts: [Part]) {
     self.list = list
