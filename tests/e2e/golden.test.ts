@@ -5,7 +5,7 @@ import { loadModel } from "../../src/engine/model.ts";
 import { complete } from "../../src/engine/generate.ts";
 import { Session } from "../../src/engine/session.ts";
 import { checkFixture, printReport, withPackage } from "../golden/check.ts";
-import { FIXTURES, library } from "../golden/library.ts";
+import { DEMO, FIXTURES, library } from "../golden/library.ts";
 import { readFixture } from "../golden/fixture.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { sentenceOf } from "../../src/util/errors.ts";
@@ -92,12 +92,19 @@ describe("a damaged fixture does not pass:", () => {
 
 const SLOTS = [1, 4, 8, 16, 32, "resident"] as const;
 
-test.each(["exact", "fast"] as const)(
-  "%s: the same continuation at any number of slots, byte for byte",
-  async (precision) => {
+/** 16 experts, where 32 slots are clamped, and the demo model's 32. */
+const SOURCES = { "16 experts": `${FIXTURES}/gemma4-a-e16`, "32 experts": DEMO } as const;
+
+test.each(
+  (["16 experts", "32 experts"] as const).flatMap((name) =>
+    (["exact", "fast"] as const).map((precision) => [precision, name] as const),
+  ),
+)(
+  "%s, %s: the same continuation at any number of slots, byte for byte",
+  async (precision, name) => {
     const { inputs } = readFixture(`${FIXTURES}/gemma4-a-e16`);
     const promptIds = inputs.ids.slice(0, inputs.prompt);
-    await withPackage(`${FIXTURES}/gemma4-a-e16`, async (directory) => {
+    await withPackage(SOURCES[name], async (directory) => {
       const runs: { ids: string; logits: string }[] = [];
       for (const slots of SLOTS) {
         const model = await loadModel({ directory, library, precision, slots, contextRows: 200 });
