@@ -55,6 +55,8 @@ async function makeRoot(root: string): Promise<void> {
     const script = `export DEBIAN_FRONTEND=noninteractive; ${install} ${PACKAGES.join(" ")} && ${clean}`;
     await run(inRoot(making, ["sh", "-c", script]));
     writeFileSync(join(making, MARK), `${PACKAGES.join(" ")}\n`);
+    // Somebody else may have been faster.
+    if (existsSync(join(root, MARK))) return;
     rmSync(root, { recursive: true, force: true });
     renameSync(making, root);
   } finally {
@@ -71,7 +73,14 @@ export function inRoot(root: string, command: readonly string[]): string[] {
     'mount --rbind /dev "$2/dev"',
     'root=$2; directory=$1; shift 2; exec chroot "$root" env -i "$@"',
   ].join(" && ");
-  const env = [`--chdir=${ROOT}`, `PATH=${MINIMAL_PATH}`, "HOME=/root", "LANG=C.UTF-8"];
+  const proxies = Object.entries(process.env).filter(([name]) => /^https?_proxy$/i.test(name));
+  const env = [
+    `--chdir=${ROOT}`,
+    `PATH=${MINIMAL_PATH}`,
+    "HOME=/root",
+    "LANG=C.UTF-8",
+    ...proxies.map(([name, value]) => `${name}=${value}`),
+  ];
   return ["unshare", "--mount", "sh", "-c", script, "sh", ROOT, root, ...env, ...command];
 }
 
