@@ -7,6 +7,7 @@ import { Session } from "../../src/engine/session.ts";
 import { checkFixture, printReport, withPackage } from "../golden/check.ts";
 import { DEMO, FIXTURES, library } from "../golden/library.ts";
 import { readFixture } from "../golden/fixture.ts";
+import { patienceMs } from "../fixtures/devices.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { sentenceOf } from "../../src/util/errors.ts";
 
@@ -45,35 +46,43 @@ describe("a damaged fixture does not pass:", () => {
     return folder;
   };
 
-  test("one weight of the checkpoint", async () => {
-    const folder = copy();
-    const file = `${folder}/model.safetensors`;
-    const { bytes, offset } = locate(file, "language_model.model.norm.weight");
-    bytes.writeUInt16LE(0x4000, offset);
-    writeFileSync(file, bytes);
-    const report = await checkFixture(folder, { library });
-    expect(report.passed).toBe(false);
-    const tooLarge = printReport(report)
-      .split("\n")
-      .filter((line) => line.endsWith("TOO LARGE"));
-    expect(tooLarge.join()).toContain("logits");
-    expect(tooLarge.join()).not.toContain("layer0");
-  }, 60_000);
+  test(
+    "one weight of the checkpoint",
+    async () => {
+      const folder = copy();
+      const file = `${folder}/model.safetensors`;
+      const { bytes, offset } = locate(file, "language_model.model.norm.weight");
+      bytes.writeUInt16LE(0x4000, offset);
+      writeFileSync(file, bytes);
+      const report = await checkFixture(folder, { library });
+      expect(report.passed).toBe(false);
+      const tooLarge = printReport(report)
+        .split("\n")
+        .filter((line) => line.endsWith("TOO LARGE"));
+      expect(tooLarge.join()).toContain("logits");
+      expect(tooLarge.join()).not.toContain("layer0");
+    },
+    patienceMs,
+  );
 
-  test("a number of the truth that is none, also in the middle", async () => {
-    const folder = copy();
-    const file = `${folder}/golden.safetensors`;
-    const { bytes, offset } = locate(file, "logits");
-    bytes.writeFloatLE(Number.NaN, offset + 400);
-    writeFileSync(file, bytes);
-    const { passed, stages } = await checkFixture(folder, { library });
-    expect(passed).toBe(false);
-    expect(
-      stages
-        .filter(({ isWithin }) => !isWithin)
-        .map(({ stage, difference }) => [stage, difference]),
-    ).toContainEqual(["logits", Number.NaN]);
-  }, 60_000);
+  test(
+    "a number of the truth that is none, also in the middle",
+    async () => {
+      const folder = copy();
+      const file = `${folder}/golden.safetensors`;
+      const { bytes, offset } = locate(file, "logits");
+      bytes.writeFloatLE(Number.NaN, offset + 400);
+      writeFileSync(file, bytes);
+      const { passed, stages } = await checkFixture(folder, { library });
+      expect(passed).toBe(false);
+      expect(
+        stages
+          .filter(({ isWithin }) => !isWithin)
+          .map(({ stage, difference }) => [stage, difference]),
+      ).toContainEqual(["logits", Number.NaN]);
+    },
+    patienceMs,
+  );
 
   test("truth that is listed and not there", async () => {
     const folder = copy();
@@ -130,26 +139,30 @@ test.each(
   600_000,
 );
 
-test("the greedy continuation is Hugging Face's", async () => {
-  for (const name of fixtures) {
-    const { inputs } = readFixture(`${FIXTURES}/${name}`);
-    if (!inputs.greedy) continue;
-    await withPackage(`${FIXTURES}/${name}`, async (directory) => {
-      const model = await loadModel({ directory, library, precision: "exact", contextRows: 200 });
-      const session = new Session(model);
-      const wanted = inputs.ids.slice(inputs.prompt);
-      const result = await complete(session, {
-        promptIds: inputs.ids.slice(0, inputs.prompt),
-        sampling: { temperature: 0 },
-        maxNew: wanted.length,
-        stop: [],
-        stopReason: () => undefined,
-        onEvent: () => {},
-        isCancelled: () => false,
+test(
+  "the greedy continuation is Hugging Face's",
+  async () => {
+    for (const name of fixtures) {
+      const { inputs } = readFixture(`${FIXTURES}/${name}`);
+      if (!inputs.greedy) continue;
+      await withPackage(`${FIXTURES}/${name}`, async (directory) => {
+        const model = await loadModel({ directory, library, precision: "exact", contextRows: 200 });
+        const session = new Session(model);
+        const wanted = inputs.ids.slice(inputs.prompt);
+        const result = await complete(session, {
+          promptIds: inputs.ids.slice(0, inputs.prompt),
+          sampling: { temperature: 0 },
+          maxNew: wanted.length,
+          stop: [],
+          stopReason: () => undefined,
+          onEvent: () => {},
+          isCancelled: () => false,
+        });
+        expect(result.ids).toEqual(wanted);
+        session.close();
+        model.close();
       });
-      expect(result.ids).toEqual(wanted);
-      session.close();
-      model.close();
-    });
-  }
-}, 60_000);
+    }
+  },
+  patienceMs,
+);

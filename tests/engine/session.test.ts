@@ -2,6 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
 import type { Session } from "../../src/engine/session.ts";
 import { readAt } from "../../src/experts/reader.ts";
+import { patienceMs } from "../fixtures/devices.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import {
   closeModels,
@@ -130,32 +131,36 @@ describe("cancelling", () => {
     expect(await warmRun(session, prompt)).toEqual({ ids: await coldRun(prompt), cached: 16 });
   });
 
-  test("the device at any submission leaves a session that goes on", async () => {
-    const wanted = await coldRun(prompt);
-    const model = await loadTiny({ slots: 2, chunkRows: 8 });
-    let commits = 0;
-    let target = 0;
-    model.stream.observe(() => {
-      commits += 1;
-      if (commits === target) model.device.cancel();
-    });
-    const session = openSession(model);
-    await continueFrom(session, prompt);
-    const all = commits;
-    expect(all).toBeGreaterThan(100);
-    for (let at = 1; at <= all; at += 7) {
-      session.reset();
-      commits = 0;
-      target = at;
-      const { reason, ids } = await complete(session, completionOf(prompt, { maxNew: 6 }));
-      // A cancel after the last wait has nothing to end.
-      if (reason !== "maxTokens") expect(reason).toBe("cancelled");
-      expect(ids).toEqual(wanted.slice(0, ids.length));
-      target = 0;
-      model.device.resume();
-      expect((await warmRun(session, prompt)).ids).toEqual(wanted);
-    }
-  }, 20_000);
+  test(
+    "the device at any submission leaves a session that goes on",
+    async () => {
+      const wanted = await coldRun(prompt);
+      const model = await loadTiny({ slots: 2, chunkRows: 8 });
+      let commits = 0;
+      let target = 0;
+      model.stream.observe(() => {
+        commits += 1;
+        if (commits === target) model.device.cancel();
+      });
+      const session = openSession(model);
+      await continueFrom(session, prompt);
+      const all = commits;
+      expect(all).toBeGreaterThan(100);
+      for (let at = 1; at <= all; at += 7) {
+        session.reset();
+        commits = 0;
+        target = at;
+        const { reason, ids } = await complete(session, completionOf(prompt, { maxNew: 6 }));
+        // A cancel after the last wait has nothing to end.
+        if (reason !== "maxTokens") expect(reason).toBe("cancelled");
+        expect(ids).toEqual(wanted.slice(0, ids.length));
+        target = 0;
+        model.device.resume();
+        expect((await warmRun(session, prompt)).ids).toEqual(wanted);
+      }
+    },
+    patienceMs,
+  );
 
   test("while reads are under way leaves a session that goes on", async () => {
     const wanted = await coldRun(prompt);
