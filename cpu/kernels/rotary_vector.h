@@ -60,7 +60,8 @@ MF_INLINE void epilogue_head(const mf_task *task, uint32_t t, uint32_t head, con
                                        : MF_QKV_EPILOGUE_F32_V];
   source += ((size_t)t * (is_query ? p->H : p->Hkv) + g) * p->Dh;
   mf_head h = {source, NULL, pairs, pairs + p->N, p->Dh, 0, vf_splat(0)};
-  h.factor = vf_splat(inverse_rms(sum_squares(source, p->Dh), p->Dh, p->eps));
+  const bool is_normed = is_query || is_key || p->norm_values != 0;
+  h.factor = vf_splat(is_normed ? inverse_rms(sum_squares(source, p->Dh), p->Dh, p->eps) : 1.0f);
   if (is_query || is_key) {
     h.weight = bound[is_query ? MF_QKV_EPILOGUE_F32_Q_NORM : MF_QKV_EPILOGUE_F32_K_NORM];
     h.N = p->N;

@@ -24,7 +24,7 @@ const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
     name: `qkv_epilogue_${dtype}`,
     formula:
       "q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); " +
-      "values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R",
+      "values[slot, g] = normValues ? N(v[t, g]; 1) : v[t, g]; slot = (position + t) mod R",
     buffers: {
       q: update("f32", "[T, H, Dh]"),
       k: read("f32", "[T, Hkv, Dh]"),
@@ -43,6 +43,7 @@ const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
       N: "u32",
       R: "u32",
       position: "u32",
+      normValues: "u32",
       eps: "f32",
     },
     grid: ({ T, H, Hkv }) => perCell(Math.ceil((H + 2 * Hkv) / 4), T, 128),
@@ -90,3 +91,23 @@ const attention = (dtype: Extract<Dtype, "f32" | "f16">) =>
 
 export const attentionF32 = attention("f32");
 export const attentionF16 = attention("f16");
+
+/** The queries out of heads that are followed by their gates. */
+export const splitGate = defineKernel({
+  name: "split_gate",
+  formula: "q[t, h] = pairs[t, h, 0]",
+  buffers: { pairs: read("f32", "[T, H, 2, Dh]"), q: write("f32", "[T, H, Dh]") },
+  params: { T: "u32", H: "u32", Dh: "u32" },
+  grid: ({ T, H, Dh }) => perCell(Math.ceil((H * Dh) / 256), T, 256),
+  tolerance: () => ({ atol: 0, rtol: 0 }),
+});
+
+/** The gates of the same heads on what was attended. Source: arXiv 2505.06708, section 3. */
+export const outputGate = defineKernel({
+  name: "output_gate",
+  formula: "y[t, h, d] = y[t, h, d] / (1 + exp(-pairs[t, h, 1, d]))",
+  buffers: { pairs: read("f32", "[T, H, 2, Dh]"), y: update("f32", "[T, H, Dh]") },
+  params: { T: "u32", H: "u32", Dh: "u32" },
+  grid: ({ T, H, Dh }) => perCell(Math.ceil((H * Dh) / 256), T, 256),
+  tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
+});

@@ -49,10 +49,11 @@ interface EpilogueShape extends reference.HeadShape {
   /** Rotating pairs. */
   readonly N: number;
   readonly deviation?: number;
+  readonly normValues?: boolean;
 }
 
 function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
-  const { T, H, Hkv, Dh, R, N, position, deviation = 1 } = shape;
+  const { T, H, Hkv, Dh, R, N, position, deviation = 1, normValues = true } = shape;
   const EPS = 1e-6;
   const build = (isHalf: boolean) => {
     const random = createRandom(T * 1000 + Dh + position);
@@ -66,7 +67,7 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
     const keys = cacheOf(random.normals(R * Hkv * Dh), isHalf);
     const values = cacheOf(random.normals(R * Hkv * Dh), isHalf);
     return {
-      params: { T, H, Hkv, Dh, N, R, position, eps: EPS },
+      params: { T, H, Hkv, Dh, N, R, position, normValues: Number(normValues), eps: EPS },
       inputs: { ...rows, ...weights, table, keys: keys.stored, values: values.stored },
       expected: reference.qkvEpilogue(shape, {
         ...rows,
@@ -75,6 +76,7 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
         table: Float64Array.from(table),
         keys: keys.values,
         values: values.values,
+        normValues,
         eps: EPS,
       }),
     };
@@ -108,10 +110,11 @@ const halves = defineCase(qkvEpilogueF16, "halves at the ends of their range, ex
     table: Float64Array.from(table),
     keys: stored,
     values: stored,
+    normValues: true,
     eps: 0,
   });
   return {
-    params: { ...shape, N, eps: 0 },
+    params: { ...shape, N, normValues: 1, eps: 0 },
     inputs: {
       q: rows,
       k: rows,
@@ -189,6 +192,10 @@ export const attentionCases: readonly ConformanceCase[] = [
     R: 5,
   }),
   ...epilogueCase("small heads, odd T", { ...SMALL, T: 7, N: 16, position: 5, R: 8 }),
+  ...epilogueCase("values without a norm", {
+    ...{ T: 2, H: 16, Hkv: 2, Dh: 256 },
+    ...{ N: 32, position: 77, R: 80, normValues: false },
+  }),
   ...epilogueCase("part of the head rotates", { ...SMALL, T: 2, N: 5, position: 77, R: 3 }),
   ...epilogueCase("large values", { ...SMALL, T: 2, N: 16, position: 3, R: 5, deviation: 1e4 }),
   halves,
