@@ -789,8 +789,7 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
 #define MF_CONSTANT_ROUTED_GATE_BITS 6
 #define MF_CONSTANT_ROUTED_GATE_ACTIVATION 7
 #define MF_CONSTANT_ROUTED_DOWN_BITS 8
-#define MF_CONSTANT_CAUSAL_CONV_K 9
-#define MF_CONSTANT_GATED_DELTA_DK 10
+#define MF_CONSTANT_GATED_DELTA_DK 9
 
 #ifndef __METAL_VERSION__
 static inline const char *mf_kernel_name(mf_u32 kernel) {
@@ -914,8 +913,7 @@ static inline mf_constant mf_constant_at(mf_u32 kernel, mf_u32 position) {
       {MF_KERNEL_ROUTED_GATE, 8, 6},  // bits
       {MF_KERNEL_ROUTED_GATE, 15, 7},  // activation
       {MF_KERNEL_ROUTED_DOWN, 8, 8},  // bits
-      {MF_KERNEL_CAUSAL_CONV, 2, 9},  // K
-      {MF_KERNEL_GATED_DELTA, 4, 10},  // Dk
+      {MF_KERNEL_GATED_DELTA, 4, 9},  // Dk
   };
   for (mf_u32 i = 0; i < sizeof constants / sizeof *constants; i++)
     if (constants[i].kernel == kernel && position-- == 0) return constants[i];

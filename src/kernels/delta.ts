@@ -21,7 +21,6 @@ export const causalConv = defineKernel({
   params: { T: "u32", C: "u32", K: "u32", J: "u32" },
   grid: ({ C }) => perUnit(Math.ceil(C / 64), 64),
   tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
-  constants: ["K"],
 });
 
 /**
