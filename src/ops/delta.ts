@@ -44,7 +44,12 @@ export function prepareDelta(
   ops: Ops,
   { mixed, alpha, beta }: DeltaRows,
   heads: DeltaHeads,
-  given: { readonly aLog: Vector; readonly dtBias: Vector; readonly T: number; readonly eps: number },
+  given: {
+    readonly aLog: Vector;
+    readonly dtBias: Vector;
+    readonly T: number;
+    readonly eps: number;
+  },
 ): void {
   const { aLog, dtBias, T, eps } = given;
   const { keyHeads: Hk, valueHeads: Hv, keyDim: Dk } = heads;

@@ -95,9 +95,7 @@ export async function answersOf(
       rendered: text.renderChat(dialogue),
       written: decode(text.tokenizer, result.ids, { specials: "text" }),
       calls: events.flatMap((event) =>
-        event.type === "toolCall"
-          ? [`${event.call.name}(${writeJson(event.call.arguments)})`]
-          : [],
+        event.type === "toolCall" ? [`${event.call.name}(${writeJson(event.call.arguments)})`] : [],
       ),
       content: texts("content"),
       reasoning: texts("reasoning"),

@@ -13,7 +13,7 @@ export const chat: ChatDialect = {
   hidden: { open: "<think>", close: "</think>", isLabelled: false, visibleLabels: [] },
   calls: { open: "<tool_call>", close: "</tool_call>", parse: parseToolCall },
   barriers: ["<|im_start|>", "<tool_response>", "</tool_response>"],
-  thinking: { variable: "enable_thinking", isDefault: true },
+  thinking: { variable: "enable_thinking", isDefault: false },
   hasDeveloperRole: false,
   isTrimmed: true,
 };

@@ -127,7 +127,8 @@ function checkLayers({ layerKinds }: Qwen36Config, text: z.output<typeof textSch
   const odd = layerKinds.findIndex(
     (kind, layer) => (kind === "full") !== ((layer + 1) % interval === 0),
   );
-  if (odd >= 0) fail(`layer_types and full_attention_interval ${interval} disagree on layer ${odd}`);
+  if (odd >= 0)
+    fail(`layer_types and full_attention_interval ${interval} disagree on layer ${odd}`);
 }
 
 function checkHeads(config: Qwen36Config): void {
@@ -147,7 +148,9 @@ function checkHeads(config: Qwen36Config): void {
   if (config.headDim % 16 !== 0) fail(`head_dim is ${config.headDim}, not a multiple of 16`);
   const { linearKeyHeadDim, linearValueHeadDim } = config;
   if (linearKeyHeadDim % 16 !== 0 || linearValueHeadDim % 4 !== 0) {
-    fail(`linear heads of ${linearKeyHeadDim} and ${linearValueHeadDim}; expected multiples of 16 and 4`);
+    fail(
+      `linear heads of ${linearKeyHeadDim} and ${linearValueHeadDim}; expected multiples of 16 and 4`,
+    );
   }
   if (rotaryPairs(config) < 1) fail("no component of a head rotates");
   const columns = {

@@ -7,7 +7,14 @@
  */
 import { applyDelta, convolve, type DeltaHeads, normGated, prepareDelta } from "../../ops/delta.ts";
 import type { AttentionStep, Heads, Routes } from "../../ops/ops.ts";
-import { floatsOf, integersOf, rowsOf, Scratch, type Tensor, type Vector } from "../../ops/tensor.ts";
+import {
+  floatsOf,
+  integersOf,
+  rowsOf,
+  Scratch,
+  type Tensor,
+  type Vector,
+} from "../../ops/tensor.ts";
 import type { Batch, ForwardParts, ForwardPass } from "../family.ts";
 import { channels, type Qwen36Config, ropeFrequencies, valueWidth } from "./config.ts";
 import {
@@ -225,7 +232,11 @@ export class Qwen36Forward implements ForwardPass {
     const [first, T] = head === "all" ? [0, ids.length] : [ids.length - 1, 1];
     const stream = rowsOf(x, first, T);
     const rows = rowsOf(normed, first, T);
-    ops.residualNorm(stream, rowsOf(mlpOut, first, T), this.#weights.finalNorm, { y: rows, T, eps });
+    ops.residualNorm(stream, rowsOf(mlpOut, first, T), this.#weights.finalNorm, {
+      y: rows,
+      T,
+      eps,
+    });
     tap?.tensor(`layer${this.#weights.layers.length - 1}.out`, stream, T);
     tap?.tensor("final", rows, T);
     ops.matmul(rows, this.#weights.head, this.logits, T);
