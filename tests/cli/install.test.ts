@@ -3,7 +3,7 @@ import path from "node:path";
 import { downloadText, eventWriter, readRequest } from "../../src/cli/install.ts";
 import { Rate } from "../../src/cli/rate.ts";
 import { GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
-import { COMMIT, REPOSITORY, startHub, type Hub } from "../fixtures/hub.ts";
+import { COMMIT, REPOSITORY, startHub, type Hub } from "../support/hub.ts";
 
 const MAIN = path.resolve(import.meta.dir, "../../src/cli/main.ts");
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");

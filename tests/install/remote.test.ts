@@ -16,7 +16,7 @@ import {
   type Fault,
   type Hub,
   type HubRequest,
-} from "../fixtures/hub.ts";
+} from "../support/hub.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");
