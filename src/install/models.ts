@@ -8,7 +8,7 @@ import { parseJsonAs } from "../format/json.ts";
 import { checkManifestStructure, parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE, TOKENIZER_FILE } from "../format/paths.ts";
-import { replaceDurably } from "./durable.ts";
+import { makeFolders, replaceDurably, systemIo } from "./durable.ts";
 import { mferenceHome, PACKAGE_SUFFIX } from "./home.ts";
 import { readSaved } from "./resume.ts";
 
@@ -248,7 +248,7 @@ export function recordUse(directory: string, home: string = mferenceHome()): voi
   const kept = Object.entries(lastUsed).filter(([folder]) => fs.existsSync(folder));
   const text = JSON.stringify({ lastUsed: Object.fromEntries(kept) }, null, 2);
   try {
-    fs.mkdirSync(home, { recursive: true });
+    makeFolders(home, systemIo);
     replaceDurably(path.join(home, STATE_FILE), new TextEncoder().encode(`${text}\n`));
   } catch {
     // The choice of a default is a convenience; answering matters more.

@@ -15,7 +15,7 @@ import { encodeResidentIndex } from "../format/resident.ts";
 import { acquireLock } from "../native/lock.ts";
 import {
   assemble,
-  makeFolders,
+  makePackageFolders,
   partialOf,
   pinOf,
   promote,
@@ -27,6 +27,8 @@ import {
 import {
   checkSpace,
   createTarget,
+  remove,
+  removeQuietly,
   reopenTarget,
   sizeTarget,
   syncFolder,
@@ -122,15 +124,16 @@ interface Run {
 export async function installRemote(options: RemoteOptions): Promise<Installed> {
   const name = checkModelName(options.name);
   const models = options.models ?? modelsHome();
+  const io = options.io ?? systemIo;
   const place = {
-    directory: packageDirectory(name, realFolder(models)),
+    directory: packageDirectory(name, realFolder(models, io)),
     addressed: packageDirectory(name, path.resolve(models)),
   };
   checkPathTypes(place.directory);
   const lock = acquireLock(`${place.directory}.install.lock`);
   try {
     checkPathTypes(place.directory);
-    checkAbsent(name, place.directory);
+    checkAbsent(name, place.directory, io);
     if (options.isOffline === true) {
       throw new MferenceError(
         "install.offline",
@@ -144,15 +147,20 @@ export async function installRemote(options: RemoteOptions): Promise<Installed> 
 }
 
 /** A finished package ends what a crash after its promotion left. */
-function checkAbsent(name: string, directory: string): void {
+function checkAbsent(name: string, directory: string, io: InstallIo): void {
   if (!fs.existsSync(directory)) return;
-  if (!fs.existsSync(partialOf(directory))) removeSaved(directory);
+  if (!fs.existsSync(partialOf(directory))) {
+    // The record may go when it is certain that the package stays.
+    syncFolder(path.dirname(directory), io);
+    removeSaved(directory, io);
+  }
   throw exists(name, directory);
 }
 
 async function run(options: RemoteOptions, place: Place): Promise<Installed> {
   const { directory } = place;
-  const saved = savedDownload(directory);
+  const io = options.io ?? systemIo;
+  const saved = savedDownload(directory, io);
   try {
     const planned = await plan(options, place, saved);
     await transfer(planned, saved);
@@ -169,7 +177,7 @@ async function run(options: RemoteOptions, place: Place): Promise<Installed> {
     };
   } catch (error) {
     if (readSavedQuietly(directory) === undefined) {
-      fs.rmSync(partialOf(directory), { recursive: true, force: true });
+      removeQuietly(partialOf(directory), io);
     }
     throw error;
   }
@@ -177,12 +185,12 @@ async function run(options: RemoteOptions, place: Place): Promise<Installed> {
 
 /** What an earlier run left. One half without the other is nothing: it is what a crash leaves of a run's
  * first or last moment. */
-function savedDownload(directory: string): SavedDownload | undefined {
+function savedDownload(directory: string, io: InstallIo): SavedDownload | undefined {
   const saved = readSaved(directory);
   const isThere = fs.existsSync(partialOf(directory));
   if (saved !== undefined && isThere) return saved;
-  if (saved !== undefined) removeSaved(directory);
-  fs.rmSync(partialOf(directory), { recursive: true, force: true });
+  if (saved !== undefined) removeSaved(directory, io);
+  remove(partialOf(directory), io);
   return undefined;
 }
 
@@ -297,7 +305,7 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
 /** Opens the files of an earlier run; false when one is not as it must be. */
 function reopenOutputs(build: Run["build"], targets: Map<string, Target>): boolean {
   for (const output of build.plan.outputs) {
-    const target = reopenTarget(path.join(build.partial, output.path), output.bytes);
+    const target = reopenTarget(path.join(build.partial, output.path), output.bytes, build.io);
     if (target === undefined) return false;
     targets.set(output.path, target);
   }
@@ -365,8 +373,10 @@ function checkRemainingSpace(run: Run, done: SavedDownload["completedRanges"]): 
 async function reserveOutputs(build: Run["build"], targets: Map<string, Target>): Promise<void> {
   for (const { descriptor } of targets.values()) fs.closeSync(descriptor);
   targets.clear();
-  fs.rmSync(build.partial, { recursive: true, force: true });
-  makeFolders(build);
+  // A record of what is being made again would vouch for it before it is durable.
+  removeSaved(build.directory, build.io);
+  remove(build.partial, build.io);
+  makePackageFolders(build);
   for (const output of build.plan.outputs) {
     const target = createTarget(path.join(build.partial, output.path), build.io);
     targets.set(output.path, target);
@@ -375,28 +385,32 @@ async function reserveOutputs(build: Run["build"], targets: Map<string, Target>)
   const index = encodeResidentIndex(build.plan.resident);
   writeAll(targets.get(WEIGHTS_FILE)!, index, 0, build.io);
   for (const target of targets.values()) await syncTarget(target, build.io);
-  syncFolder(path.join(build.partial, path.dirname(LAYOUT_FILE)));
-  syncFolder(build.partial);
-  syncFolder(path.dirname(build.directory));
+  syncFolder(path.join(build.partial, EXPERTS_FOLDER), build.io);
+  syncFolder(build.partial, build.io);
+  syncFolder(path.dirname(build.directory), build.io);
 }
 
 /** Makes the package around its payload and puts it in its place. */
 async function finish(run: Run): Promise<number> {
   const { http, checkpoint } = run;
-  const { partial, directory, signal } = run.build;
+  const { partial, directory, io, signal } = run.build;
   const sidecars = await fetchSidecars(checkpoint, { http, signal });
   // An earlier run may have come this far.
   for (const name of [LAYOUT_FILE, MANIFEST_FILE, RECEIPT_FILE, TOKENIZER_FOLDER]) {
-    fs.rmSync(path.join(partial, name), { recursive: true, force: true });
+    remove(path.join(partial, name), io);
   }
   for (const entry of fs.readdirSync(partial)) {
-    if (isStaging(entry)) fs.rmSync(path.join(partial, entry), { recursive: true, force: true });
+    if (isStaging(entry)) remove(path.join(partial, entry), io);
   }
   const build: Build = { ...run.build, sidecars };
-  makeFolders(build);
+  makePackageFolders(build);
   const bytes = await assemble(build);
   promote(build);
-  removeSaved(directory);
+  try {
+    removeSaved(directory, io);
+  } catch {
+    // The package is there all the same, and the next look at it removes the record.
+  }
   return bytes;
 }
 

@@ -5,7 +5,7 @@ import { MferenceError } from "../util/errors.ts";
 import { isSha256 } from "../format/digest.ts";
 import { openRegular, readCapped } from "../format/files.ts";
 import { parseJsonAs } from "../format/json.ts";
-import { replaceDurably, syncFolder, type InstallIo } from "./durable.ts";
+import { remove, replaceDurably, syncFolder, type InstallIo } from "./durable.ts";
 
 /**
  * `X.resume.json`: what of a download is on the disk for certain. Bound to the source, the plan and the
@@ -101,12 +101,12 @@ export function writeSaved(directory: string, saved: SavedDownload, io: InstallI
 }
 
 /** Removes the file and what a crash left while it was being written. */
-export function removeSaved(directory: string): void {
+export function removeSaved(directory: string, io: InstallIo): void {
   const folder = path.dirname(directory);
   const name = path.basename(resumePath(directory));
   for (const entry of fs.readdirSync(folder)) {
     const isLeftover = entry.startsWith(`${name}.`) && entry.endsWith(".tmp");
-    if (entry === name || isLeftover) fs.rmSync(path.join(folder, entry), { force: true });
+    if (entry === name || isLeftover) remove(path.join(folder, entry), io);
   }
-  syncFolder(folder);
+  syncFolder(folder, io);
 }
