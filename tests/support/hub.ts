@@ -1,7 +1,10 @@
 import fs from "node:fs";
 import net from "node:net";
 import path from "node:path";
+import { parseArgs } from "node:util";
 import { gzipSync } from "node:zlib";
+import { undoEverything } from "../fixtures/cleanup.ts";
+import { FAMILY_NAMES, indexDigest, makeRepositories, type FamilyName } from "./repositories.ts";
 
 /**
  * A Hub that serves folders as repositories, over bare sockets so that it can lie in any way. Like the
@@ -47,6 +50,35 @@ export interface Hub {
   /** Decides for each request whether and how to misbehave. */
   fault: (request: HubRequest) => Fault | undefined;
   stop(): void;
+}
+
+/** A fault for some of the requests, in a form that can be sent. */
+export interface Order {
+  readonly fault: Exclude<Fault, { kind: "body" }>;
+  readonly host?: HubRequest["host"];
+  readonly method?: string;
+  /** End of the file's name. */
+  readonly file?: string;
+  /** Requests of these that are answered honestly before, and how many are not; all. */
+  readonly after?: number;
+  readonly times?: number;
+}
+
+/** Decides by orders: the first that is meant for a request counts. */
+export function faultsOf(orders: readonly Order[]): Hub["fault"] {
+  const seen = new Map<Order, number>();
+  return (request) => {
+    for (const order of orders) {
+      const { host = request.host, method = request.method, file = "" } = order;
+      if (host !== request.host || method !== request.method) continue;
+      if (!request.file.endsWith(file)) continue;
+      const count = seen.get(order) ?? 0;
+      seen.set(order, count + 1);
+      const { after = 0, times = Infinity } = order;
+      if (count >= after && count < after + times) return order.fault;
+    }
+    return undefined;
+  };
 }
 
 /** A folder for each repository. */
@@ -133,6 +165,7 @@ async function answer(
   place: { readonly hub: Hub; readonly repositories: Repositories },
 ): Promise<void> {
   const { hub } = place;
+  if (request.target.startsWith("/-/")) return control(socket, request, hub);
   hub.requests.push(request);
   const fault = hub.fault(request);
   if (fault?.kind === "hang") return;
@@ -152,27 +185,34 @@ async function answer(
   if (request.method !== "HEAD") await send(socket, body, fault?.kind);
 }
 
+/** Orders for a Hub of another process: `/-/misbehave?ORDERS`, and `/-/requests` for what was asked. */
+function control(socket: net.Socket, { target }: HubRequest, hub: Hub): void {
+  const [place, query = "[]"] = target.split("?");
+  if (place === "/-/misbehave") {
+    hub.fault = faultsOf(JSON.parse(decodeURIComponent(query)) as readonly Order[]);
+    hub.requests.length = 0;
+  }
+  const asked = hub.requests.map(({ headers, ...request }) => ({
+    ...request,
+    headers: Object.fromEntries(headers),
+  }));
+  const body = Buffer.from(JSON.stringify(asked));
+  socket.end(`HTTP/1.1 200 X\r\nContent-Length: ${body.length}\r\n\r\n${body.toString()}`);
+}
+
 /** What a fault makes of an honest reply; some show only while the body is sent. */
 function misbehave(reply: Reply, fault: Fault | undefined, file: string | undefined): Reply {
-  switch (fault?.kind) {
-    case "status":
-      return { status: fault.status, headers: { ...fault.headers }, body: Buffer.alloc(0) };
-    case "redirect":
-      return redirect(fault.to);
-    case "headers":
-      return { ...reply, headers: { ...reply.headers, ...fault.headers } };
-    case "body":
-      return { ...reply, body: fault.change(Buffer.from(reply.body)) };
-    case "gzip": {
-      const headers = { ...reply.headers, "Content-Encoding": "gzip" };
-      return { ...reply, headers, body: gzipSync(reply.body) };
-    }
-    case "whole":
-      if (reply.status !== 206 || file === undefined) return reply;
-      return { ...reply, status: 200, body: fs.readFileSync(file) };
-    default:
-      return reply;
+  const { headers } = reply;
+  if (fault?.kind === "redirect") return redirect(fault.to);
+  if (fault?.kind === "status") return { ...refusal(fault.status), headers: { ...fault.headers } };
+  if (fault?.kind === "headers") return { ...reply, headers: { ...headers, ...fault.headers } };
+  if (fault?.kind === "body") return { ...reply, body: fault.change(Buffer.from(reply.body)) };
+  if (fault?.kind === "gzip") {
+    const body = gzipSync(reply.body);
+    return { ...reply, headers: { ...headers, "Content-Encoding": "gzip" }, body };
   }
+  if (fault?.kind !== "whole" || reply.status !== 206 || file === undefined) return reply;
+  return { ...reply, status: 200, body: fs.readFileSync(file) };
 }
 
 async function send(
@@ -238,3 +278,32 @@ function honest(
   const range = { "Content-Range": `bytes ${first}-${last}/${size}`, ETag: `"${hash}"` };
   return { status: 206, headers: range, body };
 }
+
+/** The Hub in a process of its own, until a signal ends it. Says what can be installed from it. */
+async function serveRepositories(): Promise<void> {
+  const { values } = parseArgs({
+    options: {
+      port: { type: "string", default: "8411" },
+      family: { type: "string", multiple: true },
+      misbehave: { type: "string", default: "[]" },
+    },
+  });
+  const unknown = values.family?.find((name) => !FAMILY_NAMES.includes(name as FamilyName));
+  if (unknown !== undefined) throw new Error(`--family is one of ${FAMILY_NAMES.join(", ")}`);
+  const repositories = makeRepositories(values.family as FamilyName[] | undefined);
+  const hub = await startHub(repositories, Number(values.port));
+  hub.fault = faultsOf(JSON.parse(values.misbehave) as readonly Order[]);
+  const lines = [...repositories].map(
+    ([name, folder]) =>
+      `bun run mference install --source ${hub.base.href}${name} --index-sha256 ${indexDigest(folder)}\n`,
+  );
+  process.stdout.write(`a Hub at ${hub.base.href}\n${lines.join("")}`);
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
+    process.on(signal, () => {
+      undoEverything();
+      process.exit(0);
+    });
+  }
+}
+
+if (import.meta.main) await serveRepositories();
