@@ -18,6 +18,7 @@ import {
 import type { Quantization } from "../format/quant.ts";
 import { encodeReceipt, INSTALL_TOOL, type Provenance } from "../format/receipt.ts";
 import { attempt, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
+import { checkPinned } from "./pinned.ts";
 import type { InstallPlan } from "./plan.ts";
 import type { SourceSidecar } from "./source.ts";
 
@@ -107,7 +108,7 @@ export function makePackageFolders({ partial, io }: Pick<Build, "partial" | "io"
  * Hashes the payload, writes everything else, and verifies the whole.
  *
  * @returns the bytes of the package
- * @throws MferenceError "install.io", "install.space", "format.*"
+ * @throws MferenceError "install.io", "install.space", "install.hash", "format.*"
  */
 export async function assemble(build: Build): Promise<number> {
   const { partial, plan, io } = build;
@@ -119,6 +120,7 @@ export async function assemble(build: Build): Promise<number> {
     writeDurably(path.join(partial, relative), [bytes], io);
     files[relative] = { size: bytes.length, sha256: sha256(bytes) };
   }
+  checkPinned(build.pin, files);
   const manifest = encodeManifest({
     modelID: build.pin?.modelId ?? UNKNOWN_MODEL,
     sourceSnapshotHash: `sha256:${build.sourceSha256}`,

@@ -32,6 +32,7 @@ import {
   type Target,
 } from "./durable.ts";
 import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
+import { checkPinned, sidecarDigests } from "./pinned.ts";
 import { planInstall } from "./plan.ts";
 import { planRanges } from "./ranges.ts";
 import { resumePath } from "./resume.ts";
@@ -152,6 +153,7 @@ async function installInto(options: InstallOptions, place: Place): Promise<Insta
   try {
     const { family, quantization, sidecars, sourceSha256 } = checkpoint;
     checkDigest(options, sourceSha256);
+    checkPinned(pinOf(checkpoint), sidecarDigests(sidecars));
     const build: Build = {
       plan: planInstall(checkpoint),
       family,

@@ -1,6 +1,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
+import { sha256 } from "../format/digest.ts";
 import { readAt } from "../format/files.ts";
 import { NO_TEXT_NOTICE } from "../format/package.ts";
 import {
@@ -42,6 +43,7 @@ import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 import { HttpSource } from "./http.ts";
 import { fetchSidecars, readRemote, type RemoteCheckpoint, type RemoteSource } from "./hub.ts";
 import { checkPathTypes, exists, realFolder, type Installed } from "./install.ts";
+import { checkPinned, sidecarDigests } from "./pinned.ts";
 import { planInstall } from "./plan.ts";
 import {
   indexSha256,
@@ -217,6 +219,8 @@ async function plan(
   // A branch may have moved on: what was begun is finished.
   const revision = saved?.resolvedCommit ?? source.revision;
   const checkpoint = await readRemote({ ...source, revision }, { http, base, signal });
+  const config = { name: "config.json", bytes: checkpoint.configBytes };
+  checkPinned(pinOf(checkpoint), sidecarDigests([config]));
   const installPlan = planInstall(checkpoint);
   const ranges = planRanges(installPlan, limits.rangeBytes);
   const regionSha256 = indexSha256(installPlan);
@@ -232,6 +236,7 @@ async function plan(
     ),
     totalSourceBytes: ranges.reduce((total, { bytes }) => total + bytes, 0),
     family: checkpoint.family.id,
+    configSHA256: sha256(config.bytes),
   };
   if (saved !== undefined) checkSaved(saved, identity);
   const build = {

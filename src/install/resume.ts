@@ -31,8 +31,9 @@ const savedSchema = z.object({
   planFingerprint: sha256Schema,
   totalSourceBytes: positive,
   completedRanges: z.array(rangeSchema),
-  /** Absent in what other programs wrote. */
+  /** These two are absent in what other programs wrote. */
   family: z.string().optional(),
+  configSHA256: sha256Schema.optional(),
 });
 /** A part that is done: durable, and hashed as it lies in the package's files. */
 export type CompletedRange = z.output<typeof rangeSchema>;
@@ -83,7 +84,8 @@ function checkSums(saved: SavedDownload, file: string): void {
 export function checkSaved(saved: SavedDownload, expected: DownloadIdentity): void {
   for (const [name, value] of Object.entries(expected)) {
     const found = saved[name as keyof DownloadIdentity];
-    if (found === value || (name === "family" && found === undefined)) continue;
+    const isOurs = name === "family" || name === "configSHA256";
+    if (found === value || (isOurs && found === undefined)) continue;
     throw new MferenceError(
       "install.state",
       `the unfinished download is of another source: its ${name} is ${found}, now it is ${value}; remove it with "mference discard", then install again`,

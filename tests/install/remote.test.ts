@@ -373,6 +373,21 @@ describe("an interrupted download", () => {
     expect(readSaved(directory())).toBeDefined();
   });
 
+  test("stays when the configuration has become another one under the same commit", async () => {
+    await interrupt(2);
+    // White space changes neither the plan nor its fingerprint.
+    const config = fs.readFileSync(path.join(SOURCE, "config.json"));
+    const changed = path.join(temporaryFolder(), "changed");
+    fs.cpSync(SOURCE, changed, { recursive: true });
+    fs.writeFileSync(path.join(changed, "config.json"), Buffer.concat([config, Buffer.from(" ")]));
+    const other = await startHub(changed);
+    const failure = await failureOf(() => installRemote(options({ base: other.base })));
+    other.stop();
+    expect(failure.code).toBe("install.state");
+    expect(failure.message).toContain(`its configSHA256 is ${sha256(config)}`);
+    expect(readSaved(directory())).toBeDefined();
+  });
+
   test("is not thrown away for a local install", async () => {
     await interrupt(2);
     const failure = await failureOf(() => installLocal({ source: SOURCE, name: "m", models }));
