@@ -191,7 +191,11 @@ export const attentionCases: readonly ConformanceCase[] = [
   }),
   ...epilogueCase("small heads, odd T", { ...SMALL, T: 7, N: 16, position: 5, R: 8 }),
   ...epilogueCase("heads that do not fill the last group", {
-    ...{ T: 3, H: 9, Hkv: 1, Dh: 512, N: 256 },
+    T: 3,
+    H: 9,
+    Hkv: 1,
+    Dh: 512,
+    N: 256,
     position: 40,
     R: 9,
   }),

@@ -156,7 +156,13 @@ const downShapes: readonly RoutedShape[] = [
   { T: 67, K: 1, E: 1, D: 131, F: 704, bits: 4, activation: geluTanh },
 ];
 
-export const moeCases: readonly ConformanceCase[] = [32, 16].flatMap((activationBits) => [
-  ...[...shapes, ...gateShapes].map((shape) => gateCase(shape, activationBits)),
-  ...[...shapes, ...downShapes].map((shape) => downCase(shape, activationBits)),
-]);
+const inBoth = (
+  makeCase: typeof gateCase,
+  of: readonly RoutedShape[],
+): readonly ConformanceCase[] =>
+  of.flatMap((shape) => [32, 16].map((activationBits) => makeCase(shape, activationBits)));
+
+export const moeCases: readonly ConformanceCase[] = [
+  ...inBoth(gateCase, [...shapes, ...gateShapes]),
+  ...inBoth(downCase, [...shapes, ...downShapes]),
+];
