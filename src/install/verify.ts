@@ -64,7 +64,7 @@ const SCAN_ENTRIES_MAX = 100_000;
 export async function verifyPackage(directory: string, options: VerifyOptions): Promise<Verified> {
   const root = path.resolve(directory);
   readManifestBytes(root);
-  const lock = options.full ? lockPackage(root, options.lock ?? acquireLock) : undefined;
+  const lock = lockPackage(root, options.lock ?? acquireLock);
   try {
     return await verifyLocked(root, { ...options, writesReceipt: lock !== undefined });
   } catch (error) {

@@ -8,7 +8,7 @@ import path from "node:path";
 import { RANGE_BYTES_DEFAULT } from "../../src/install/ranges.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { bytesOf, SNAPSHOTS, tensorsOf } from "../fixtures/snapshots.ts";
-import type { Snapshot } from "../fixtures/snapshots/item.ts";
+import type { Item, Snapshot } from "../fixtures/snapshots/item.ts";
 import { startHub } from "../support/hub.ts";
 
 /** Above that of a Bun that does nothing. */
@@ -20,13 +20,13 @@ function oneLayer(): Snapshot {
   const { items, config } = SNAPSHOTS.gemma4("full");
   const cut = (size: number): number => ({ 262_144: 16_384, 128: 64 })[size] ?? size;
   const text = config["text_config"] as Record<string, unknown>;
+  const kept: Item[] = [];
+  for (const [name, kind, ...shape] of items) {
+    if (name.includes(".layers.") && !name.includes(".layers.5.")) continue;
+    kept.push([name.replace(".layers.5.", ".layers.0."), kind, ...shape.map(cut)]);
+  }
   return {
-    items: items
-      .filter(([name]) => !name.includes(".layers.") || name.includes(".layers.5."))
-      .map(
-        ([name, kind, ...shape]) =>
-          [name.replace(".layers.5.", ".layers.0."), kind, ...shape.map(cut)] as const,
-      ),
+    items: kept,
     config: {
       ...config,
       text_config: {
@@ -93,4 +93,4 @@ test("a download of large parts needs less than 150 MB more than Bun alone", asy
   expect(Number(peak)).toBeGreaterThan(peakBytes);
   expect(Number(peak) - peakBytes).toBeLessThan(MEMORY_BYTES_MAX);
   fs.rmSync(models, { recursive: true });
-});
+}, 120_000);

@@ -2,7 +2,7 @@
  * The power fails at every single call that changes the disk. What is left is a package, the beginning
  * of one, or nothing, and the same command makes it whole.
  */
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -11,12 +11,15 @@ import { discardPartial } from "../../src/install/discard.ts";
 import type { InstallIo } from "../../src/install/durable.ts";
 import { installLocal } from "../../src/install/install.ts";
 import { installRemote } from "../../src/install/remote.ts";
-import { readSaved } from "../../src/install/resume.ts";
+import { readSaved, resumePath } from "../../src/install/resume.ts";
 import { contentsOf } from "../fixtures/contents.ts";
-import { RecordingDisk, type Loss } from "../fixtures/disk.ts";
+import { faultyIo, RecordingDisk, type Loss } from "../fixtures/disk.ts";
+import { failureOf } from "../fixtures/failures.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom } from "../reference/random.ts";
 import { REPOSITORY, startHub, type Hub } from "../support/hub.ts";
+
+setDefaultTimeout(300_000);
 
 const LOSSES: readonly Loss[] = ["everything", "some", "some", "nothing"];
 const counts: Record<string, number> = {};
@@ -77,6 +80,16 @@ async function finish(install: Install, models: string, disk: RecordingDisk): Pr
   }
 }
 
+/** Whether a loss of power now could take both the record of a download and its package. */
+function losesAll(disk: RecordingDisk, directory: string): boolean {
+  const record = resumePath(directory);
+  if (!disk.isNameDurable(record)) return false;
+  const random = createRandom(disk.count);
+  return Array.from({ length: 20 }, () => disk.couldStay([record, directory], random)).some(
+    (stays) => !stays.includes(true),
+  );
+}
+
 describe.each([
   ["a download", remote],
   ["a local install", local],
@@ -93,7 +106,9 @@ describe.each([
       const directory = path.join(models, "m.gturbo");
       disk.failsAt = call;
       await until(disk, () => install(models, disk));
+      expect([call, losesAll(disk, directory)]).toEqual([call, false]);
       if (disk.isOff) disk.crash(LOSSES[call % LOSSES.length]!, createRandom(call));
+      disk.failsAt = Infinity;
       // A record is there only where it can be read and its files are beside it.
       if (fs.existsSync(models) && readSaved(directory) !== undefined) {
         const isFound = fs.existsSync(directory) || fs.existsSync(`${directory}.partial`);
@@ -109,6 +124,22 @@ describe.each([
     }
     counts[name] = callCount;
   });
+});
+
+test("a package whose new name may be lost keeps its record until that is certain", async () => {
+  for (let call = 1; call <= 4; call += 1) {
+    const { disk, models } = emptyDisk(`promoted ${call}`);
+    const directory = path.join(models, "m.gturbo");
+    const isPromoted = (): boolean => fs.existsSync(directory);
+    const io = faultyIo(disk, (operation) =>
+      operation === "syncFolder" && isPromoted() ? "EIO" : undefined,
+    );
+    const failure = await failureOf(() => remote(models, io));
+    expect([failure.code, isPromoted()]).toEqual(["install.io", true]);
+    disk.failsAt = disk.count + call;
+    await failureOf(() => remote(models, disk));
+    expect([call, losesAll(disk, directory)]).toEqual([call, false]);
+  }
 });
 
 test("a discard survives a loss of power at each of its calls", async () => {
