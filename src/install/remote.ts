@@ -281,8 +281,12 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
     const reusedBytes = done.reduce((total, { sourceBytes }) => total + sourceBytes, 0);
     let doneBytes = reusedBytes;
     const totalBytes = identity.totalSourceBytes;
-    const report = (): void =>
-      build.report({ phase: "downloading", doneBytes, totalBytes, reusedBytes });
+    let shownBytes = 0;
+    const report = (): void => {
+      // What came in vain is not taken back; it is only not counted again.
+      shownBytes = Math.max(shownBytes, doneBytes);
+      build.report({ phase: "downloading", doneBytes: shownBytes, totalBytes, reusedBytes });
+    };
     report();
     const pending = ranges.filter(({ id }) => !ids.has(id));
     await transferRanges(pending, {
