@@ -59,7 +59,7 @@ describe("planRanges", () => {
     expect(ranges[0]!.copies.map(({ targetOffset }) => targetOffset)).toEqual([0, 50]);
   });
 
-  test.each([
+  test.each<[string, readonly Copy[], string]>([
     ["an empty copy", [copy(0, 0)], "is empty"],
     ["a copy beyond its file", [copy(0, 10, 999_995)], "beyond its 1000000 bytes"],
     ["a copy to another file", [{ ...copy(0, 1), target: "x" }], "not planned"],

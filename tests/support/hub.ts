@@ -35,6 +35,8 @@ export type Fault =
   | {
       readonly kind: "whole" | "short" | "shortToTheEnd" | "stall" | "reset" | "drip" | "hang";
     }
+  /** More bytes than were announced, on a connection that goes on. */
+  | { readonly kind: "overlong" }
   /** The body is compressed, asked for or not. */
   | { readonly kind: "gzip" }
   /** The link that the Hub gives has expired before it is used. */
@@ -225,6 +227,7 @@ async function send(
   else if (kind === "stall") socket.write(half);
   else if (kind === "reset") socket.write(half, () => socket.resetAndDestroy());
   else if (kind === "drip") await drip(socket, body);
+  else if (kind === "overlong") socket.write(Buffer.concat([body, body]));
   else socket.write(body);
 }
 
