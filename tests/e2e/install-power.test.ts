@@ -81,14 +81,8 @@ async function finish(install: Install, models: string, disk: RecordingDisk): Pr
 }
 
 /** Whether a loss of power now could take both the record of a download and its package. */
-function losesAll(disk: RecordingDisk, directory: string): boolean {
-  const record = resumePath(directory);
-  if (!disk.isNameDurable(record)) return false;
-  const random = createRandom(disk.count);
-  return Array.from({ length: 20 }, () => disk.couldStay([record, directory], random)).some(
-    (stays) => !stays.includes(true),
-  );
-}
+const losesAll = (disk: RecordingDisk, directory: string): boolean =>
+  disk.couldLoseBoth(resumePath(directory), directory, createRandom(disk.count));
 
 describe.each([
   ["a download", remote],
@@ -140,6 +134,33 @@ test("a package whose new name may be lost keeps its record until that is certai
     await failureOf(() => remote(models, disk));
     expect([call, losesAll(disk, directory)]).toEqual([call, false]);
   }
+});
+
+test("files that are made again and could not be forced to the disk are not trusted", async () => {
+  const whole = emptyDisk("forced whole");
+  await remote(whole.models, whole.disk);
+  const { disk, models } = emptyDisk("forced");
+  const directory = path.join(models, "m.gturbo");
+  disk.failsAt = 200;
+  expect(await until(disk, () => remote(models, disk))).toBe(false);
+  disk.crash("nothing", createRandom(0));
+  expect(readSaved(directory)!.completedRanges.length).toBeGreaterThan(0);
+  fs.truncateSync(path.join(`${directory}.partial`, "model_weights.bin"), 100);
+  disk.reload();
+  let isFailing = true;
+  const io = faultyIo(
+    disk,
+    (operation) => {
+      if (!isFailing || operation !== "syncLater") return undefined;
+      isFailing = false;
+      return "EIO";
+    },
+    (descriptor) => disk.loseUnsynced(descriptor, createRandom(3)),
+  );
+  expect((await failureOf(() => remote(models, io))).code).toBe("install.io");
+  await remote(models, disk);
+  disk.crash("everything", createRandom(0));
+  expect(contentsOf(directory)).toEqual(contentsOf(path.join(whole.models, "m.gturbo")));
 });
 
 test("a discard survives a loss of power at each of its calls", async () => {
