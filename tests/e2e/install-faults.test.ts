@@ -345,11 +345,21 @@ async function runSchedule(seed: number, slot: number): Promise<void> {
 
 test(`${SCHEDULES} schedules of faults all end with the same package`, async () => {
   const seeds = Array.from({ length: SCHEDULES }, (_, seed) => seed).values();
+  let isFailed = false;
   const work = async (slot: number): Promise<void> => {
-    for (const seed of seeds) await runSchedule(seed, slot);
+    for (const seed of seeds) {
+      if (isFailed) return;
+      await runSchedule(seed, slot).catch((error: unknown) => {
+        isFailed = true;
+        throw error;
+      });
+    }
   };
   const started = performance.now();
-  await Promise.all(Array.from({ length: PARALLEL }, (_, slot) => work(slot)));
+  const outcomes = await Promise.allSettled(
+    Array.from({ length: PARALLEL }, (_, slot) => work(slot)),
+  );
+  for (const outcome of outcomes) if (outcome.status === "rejected") throw outcome.reason;
   const seconds = Math.round((performance.now() - started) / 1000);
   process.stderr.write(`fault matrix, ${seconds} s: ${JSON.stringify(counts, undefined, 1)}\n`);
   if (SCHEDULES < 200) return; // Too few for all of it to happen.

@@ -71,7 +71,11 @@ beforeAll(async () => {
 });
 
 const counts: Record<string, [accepted: number, refused: number]> = {};
-afterAll(() => process.stderr.write(`fuzzed, accepted and refused: ${JSON.stringify(counts)}\n`));
+afterAll(() => {
+  const total = Object.values(counts).reduce((sum, [good, bad]) => sum + good + bad, 0);
+  const text = JSON.stringify(counts);
+  process.stderr.write(`fuzzed ${total} inputs, accepted and refused: ${text}\n`);
+});
 
 /** The text with one to three things done to it. */
 function damaged(text: string, random: Random): Uint8Array {
