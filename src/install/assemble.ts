@@ -17,7 +17,7 @@ import {
 } from "../format/paths.ts";
 import type { Quantization } from "../format/quant.ts";
 import { encodeReceipt, INSTALL_TOOL, type Provenance } from "../format/receipt.ts";
-import { attempt, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
+import { attempt, checkFolder, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
 import { checkPinned } from "./pinned.ts";
 import type { InstallPlan } from "./plan.ts";
 import type { SourceSidecar } from "./source.ts";
@@ -114,6 +114,7 @@ export async function assemble(build: Build): Promise<number> {
   const { partial, plan, io } = build;
   const files = await hashOutputs(build);
   build.report({ phase: "finishing", doneBytes: 0, totalBytes: 0 });
+  checkFolders(partial);
   files[LAYOUT_FILE] = writeLayout(build);
   for (const { name, bytes } of build.sidecars) {
     const relative = `${TOKENIZER_FOLDER}/${name}`;
@@ -196,10 +197,15 @@ function writeLayout({ plan, partial, io }: Build): FileRecord {
   return { size, sha256: hasher.digest("hex") };
 }
 
+function checkFolders(partial: string): void {
+  for (const folder of FOLDERS.toReversed()) checkFolder(path.join(partial, folder));
+}
+
 /** Makes the finished folder the model. */
 export function promote({ partial, directory, io }: Build): void {
   // Others on this machine may read what the user's umask lets them.
   const mode = 0o777 & ~process.umask();
+  checkFolders(partial);
   for (const folder of FOLDERS.map((name) => path.join(partial, name))) {
     attempt(folder, io, () => io.setMode(folder, mode));
     syncFolder(folder, io);

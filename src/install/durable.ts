@@ -205,6 +205,19 @@ export function makeFolders(folder: string, io: InstallIo): void {
   syncFolder(above, io);
 }
 
+/**
+ * Checks that a folder is still one; a link in its place could lead anywhere.
+ *
+ * @throws MferenceError "format.path"
+ */
+export function checkFolder(folder: string): void {
+  if (fs.lstatSync(folder, { throwIfNoEntry: false })?.isDirectory() === true) return;
+  throw new MferenceError(
+    "format.path",
+    `${folder} is no folder any more; something else works on it, and the install leaves it alone`,
+  );
+}
+
 /** Removes a file or a folder with all that it holds, if it is there. */
 export function remove(place: string, io: InstallIo): void {
   attempt(place, io, () => io.remove(place));

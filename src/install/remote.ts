@@ -26,6 +26,7 @@ import {
   type InstallProgress,
 } from "./assemble.ts";
 import {
+  checkFolder,
   checkSpace,
   createTarget,
   remove,
@@ -404,6 +405,7 @@ async function finish(run: Run): Promise<number> {
   const { http, checkpoint } = run;
   const { partial, directory, io, signal } = run.build;
   const sidecars = await fetchSidecars(checkpoint, { http, signal });
+  checkFolder(partial);
   // An earlier run may have come this far.
   for (const name of [LAYOUT_FILE, MANIFEST_FILE, RECEIPT_FILE, TOKENIZER_FOLDER]) {
     remove(path.join(partial, name), io);

@@ -4,6 +4,7 @@ import { MferenceError } from "../util/errors.ts";
 import { readAt } from "../format/files.ts";
 import { copyRanges } from "./copy.ts";
 import {
+  checkFolder,
   createTarget,
   remove,
   removeQuietly,
@@ -83,6 +84,7 @@ export async function transferRanges(
 }
 
 async function transferRange(range: SourceRange, job: TransferJob, slot: number): Promise<void> {
+  checkFolder(job.folder);
   const file = stagingPath(job.folder, slot);
   remove(file, job.io);
   const staged = createTarget(file, job.io);
