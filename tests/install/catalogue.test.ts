@@ -16,7 +16,11 @@ test("every checkpoint has a full commit and digest, and a name of its own", () 
 });
 
 test("names are found in any case", () => {
-  expect(pinNamed("GEMMA4").pin.name).toBe("gemma4");
+  expect(catalogue().length).toBe(5);
+  for (const { pin } of catalogue()) expect(pinNamed(pin.name.toUpperCase()).pin).toEqual(pin);
+  for (const name of ["Gemma4", "deepseekV4Flash", "inklingSmall"]) {
+    expect(pinNamed(name).pin.name).toBe(name.toLowerCase());
+  }
   expect(() => pinNamed("gemma5")).toThrow(/unknown model "gemma5"; the names are demo, gemma4/);
 });
 
