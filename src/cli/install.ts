@@ -6,7 +6,7 @@ import type { Preview } from "../install/preview.ts";
 import type { RemoteSource } from "../install/hub.ts";
 import { env } from "../util/env.ts";
 import { MferenceError } from "../util/errors.ts";
-import { formatBytes } from "../util/units.ts";
+import { formatBytes, formatSeconds } from "../util/units.ts";
 import { declareCommand } from "./command.ts";
 import { EXIT, type ExitCode } from "./exit.ts";
 import { installProgress } from "./load.ts";
@@ -210,8 +210,10 @@ async function download(
     );
   }
   const rate = new Rate();
-  const emit =
-    values["json"] === true ? eventWriter((line) => terminal.out.write(line)) : undefined;
+  const write = (line: string): void => terminal.out.write(line);
+  const isJson = values["json"] === true;
+  const emit = isJson ? eventWriter(write) : undefined;
+  let shown = "";
   return await installRemote({
     ...request,
     token,
@@ -219,7 +221,13 @@ async function download(
     signal,
     onProgress(at) {
       emit?.(at);
-      progress.update(downloadText(request.name, at, rate));
+      shown = downloadText(request.name, at, rate);
+      progress.update(shown);
+    },
+    onWait({ message }, ms) {
+      const event = { event: "waiting", message, seconds: ms / 1000 };
+      if (isJson) write(`${JSON.stringify(event)}\n`);
+      progress.update(`${shown}; ${message}, asking again in ${formatSeconds(ms / 1000)}`);
     },
   });
 }

@@ -4,7 +4,7 @@ import { MferenceError } from "../util/errors.ts";
 import { acquireLock } from "../native/lock.ts";
 import { partialOf } from "./assemble.ts";
 import { remove, systemIo, type InstallIo } from "./durable.ts";
-import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
+import { checkModelName, modelsHome, PACKAGE_SUFFIX, packageDirectory } from "./home.ts";
 import { checkPathTypes } from "./install.ts";
 import { removeSaved, resumePath } from "./resume.ts";
 
@@ -14,8 +14,9 @@ export function discardPartial(
   models: string = modelsHome(),
   io: InstallIo = systemIo,
 ): string {
-  const checked = checkModelName(name);
+  const given = checkModelName(name);
   if (!fs.existsSync(models)) throw nothing(name, models);
+  const checked = unfinishedName(given, models);
   const directory = packageDirectory(checked, fs.realpathSync(models));
   if (!isThere(directory)) throw nothing(name, models);
   const lock = acquireLock(`${directory}.install.lock`);
@@ -29,6 +30,17 @@ export function discardPartial(
   } finally {
     lock.release();
   }
+}
+
+/** The name as it was written when the install began. */
+function unfinishedName(name: string, models: string): string {
+  const suffixes = [partialOf(PACKAGE_SUFFIX), resumePath(PACKAGE_SUFFIX)];
+  const names = fs.readdirSync(models).flatMap((entry) => {
+    const suffix = suffixes.find((end) => entry.endsWith(end));
+    return suffix === undefined ? [] : [entry.slice(0, -suffix.length)];
+  });
+  const isSame = (other: string): boolean => other.toLowerCase() === name.toLowerCase();
+  return names.includes(name) ? name : (names.find(isSame) ?? name);
 }
 
 function isThere(directory: string): boolean {

@@ -79,6 +79,8 @@ export interface RemoteOptions {
   readonly models?: string;
   readonly isOffline?: boolean;
   readonly onProgress?: (progress: InstallProgress) => void;
+  /** Told of each failure after which the server is asked again. */
+  readonly onWait?: RetryPolicy["onWait"];
   readonly signal?: AbortSignal;
   /** Replaced by tests. */
   readonly io?: InstallIo;
@@ -214,7 +216,8 @@ async function plan(
   const { source, base, token, signal } = options;
   const report = (progress: InstallProgress): void => options.onProgress?.(progress);
   const limits = { ...TRANSFER_LIMITS, ...options.limits };
-  const http = new HttpSource({ base, token, idleMs: limits.idleMs, retry: limits.retry });
+  const retry = { ...limits.retry, onWait: options.onWait };
+  const http = new HttpSource({ base, token, idleMs: limits.idleMs, retry });
   report({ phase: "reading", doneBytes: 0, totalBytes: 0 });
   checkSameSource(source, saved);
   // A branch may have moved on: what was begun is finished.

@@ -4,7 +4,8 @@ import path from "node:path";
 import { sha256 } from "../../src/format/digest.ts";
 import { downloadText, eventWriter, readRequest } from "../../src/cli/install.ts";
 import { Rate } from "../../src/cli/rate.ts";
-import { GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
+import { pinNamed } from "../../src/install/catalogue.ts";
+import { editJson, GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
 import { COMMIT, REPOSITORY, startHub, type Hub } from "../support/hub.ts";
 import { startProxy } from "../support/proxy.ts";
 
@@ -149,6 +150,40 @@ describe("the program", () => {
   const tokensSeen = (): unknown[] => [
     ...new Set(hub.requests.map(({ headers }) => headers.get("authorization"))),
   ];
+
+  test("a complete model of the catalogue is there, whatever the network and the proxy", async () => {
+    const [, ...args] = installArgs();
+    await mference("install", "--name", "kept", ...args);
+    const file = path.join(home, "models/kept.gturbo/manifest.json");
+    const { sourceSha256 } = pinNamed("gemma4").pin;
+    editJson(file, (json) => (json["sourceSnapshotHash"] = `sha256:${sourceSha256}`));
+    withVariables({ HTTPS_PROXY: "http://127.0.0.1:1", HF_ENDPOINT: "https://127.0.0.1:1" });
+    for (const flags of [[], ["--offline"]]) {
+      const there = await mference("install", "gemma4", "--name", "kept", "--json", ...flags);
+      expect([there.code, there.err]).toEqual([0, "kept is installed already\n"]);
+      expect(JSON.parse(there.out)).toMatchObject({ name: "kept", family: "gemma4" });
+    }
+  });
+
+  test("says why it waits, to people and to programs", async () => {
+    let isFirst = true;
+    hub.fault = ({ host }) => {
+      if (host !== "storage" || !isFirst) return undefined;
+      isFirst = false;
+      return { kind: "status", status: 503, headers: { "Retry-After": "2" } };
+    };
+    const { code, out, err } = await mference(...installArgs(), "--json");
+    expect(code).toBe(0);
+    const events = out
+      .trim()
+      .split("\n")
+      .map((line) => JSON.parse(line) as { event?: string });
+    expect(events.find(({ event }) => event === "waiting")).toMatchObject({
+      message: expect.stringContaining("answered 503") as string,
+      seconds: 2,
+    });
+    expect(err).toMatch(/answered 503, asking again in 2\.00 s/);
+  });
 
   test("gives the token to the Hub, and to no server that merely is a source", async () => {
     const { code, err } = await mference(...installArgs());
