@@ -227,7 +227,7 @@ async function download(
     onWait({ message }, ms) {
       const event = { event: "waiting", message, seconds: ms / 1000 };
       if (isJson) write(`${JSON.stringify(event)}\n`);
-      progress.update(`${shown}; ${message}, asking again in ${formatSeconds(ms / 1000)}`);
+      progress.update(`${shown}; asking again in ${formatSeconds(ms / 1000)}: ${message}`);
     },
   });
 }

@@ -191,8 +191,8 @@ export function syncFolder(folder: string, io: InstallIo): void {
 
 /** Creates a folder and those above it, so that none of them goes with the power. */
 export function makeFolders(folder: string, io: InstallIo): void {
-  const isThere = (): boolean =>
-    fs.statSync(folder, { throwIfNoEntry: false })?.isDirectory() === true;
+  // Asking for what lies below a file is an error of its own.
+  const isThere = (): boolean => fs.existsSync(folder) && fs.statSync(folder).isDirectory();
   if (isThere()) return;
   const above = path.dirname(folder);
   makeFolders(above, io);

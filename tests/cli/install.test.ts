@@ -165,6 +165,15 @@ describe("the program", () => {
     }
   });
 
+  test("a home that is a file is told in a sentence", async () => {
+    fs.writeFileSync(path.join(home, "file"), "");
+    withVariables({ MFERENCE_HOME: path.join(home, "file") });
+    const failed = await mference(...installArgs());
+    expect(failed.code).toBe(1);
+    expect(failed.err).toContain("cannot write");
+    expect(failed.err).not.toContain("fault of the program");
+  });
+
   test("says why it waits, to people and to programs", async () => {
     let isFirst = true;
     hub.fault = ({ host }) => {
@@ -182,7 +191,7 @@ describe("the program", () => {
       message: expect.stringContaining("answered 503") as string,
       seconds: 2,
     });
-    expect(err).toMatch(/answered 503, asking again in 2\.00 s/);
+    expect(err).toMatch(/asking again in 2\.00 s: .* answered 503/);
   });
 
   test("gives the token to the Hub, and to no server that merely is a source", async () => {
