@@ -38,5 +38,7 @@ let package = Package(
       name: "Mference",
       dependencies: metal + ["CMference"],
       path: "swift/Mference",
-      swiftSettings: settings),
+      swiftSettings: settings,
+      // Without it a process that draws nothing may be told that there is no default device.
+      linkerSettings: [.linkedFramework("CoreGraphics", .when(platforms: [.macOS]))]),
   ])

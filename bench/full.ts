@@ -4,15 +4,24 @@
 // Ids are forced, because greedy decoding of random weights repeats one id and flatters the cache. Two
 // streams of them: "following" ids share experts as the package was written to, "scattered" ones only by
 // chance. A plain reader of memory and of the disk runs beside every run; medians are printed.
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { cpus, tmpdir } from "node:os";
-import path from "node:path";
+import { readFileSync } from "node:fs";
+import { cpus } from "node:os";
 import { parseArgs } from "node:util";
-import { loadModel, type Model } from "../src/engine/model.ts";
+import { loadModel } from "../src/engine/model.ts";
 import { Session } from "../src/engine/session.ts";
 import { buildDeviceLibrary } from "../src/native/build.ts";
 import { peakMemoryBytes } from "../src/util/memory.ts";
-import { fractions, permutation } from "./weights.ts";
+import {
+  bytesPerToken,
+  compute,
+  countersOf,
+  expertFilesOf,
+  fill,
+  idsOf,
+  median,
+  STREAMS,
+} from "./forced.ts";
+import { Readers } from "./readers.ts";
 
 const { values: flags, positionals } = parseArgs({
   allowPositionals: true,
@@ -37,11 +46,7 @@ const [tokens, runs, threads] = [Number(flags.tokens), Number(flags.runs), Numbe
 const precision = flags.precision === "exact" ? "exact" : "fast";
 /** Steps before a measured run, that fill the slots. */
 const WARM_TOKENS = Number(flags.warm);
-const STREAMS = ["following", "scattered"] as const;
-type StreamName = (typeof STREAMS)[number];
-/** Of the only family with a synthetic package. */
-const VOCABULARY = 262_144;
-const DISK_BYTES = 600e6;
+const readers = new Readers();
 
 /** One measured run. */
 interface Sample {
@@ -60,57 +65,6 @@ interface Sample {
   readonly diskGBs: number;
 }
 
-const median = (list: readonly number[]): number =>
-  list.toSorted((a, b) => a - b)[Math.floor(list.length / 2)]!;
-
-const folder = mkdtempSync(path.join(tmpdir(), "mference-bench-"));
-
-function tool(...args: string[]): number {
-  const { stdout, exitCode } = Bun.spawnSync([path.join(folder, "reader"), ...args]);
-  if (exitCode !== 0) throw new Error(`reader ${args[0]} failed`);
-  return Number(stdout.toString());
-}
-
-function buildReader(): void {
-  const source = path.join(import.meta.dir, "reader.c");
-  const flagsOfC = ["-O3", "-march=native", "-pthread", "-o", path.join(folder, "reader")];
-  const { exitCode } = Bun.spawnSync(["cc", ...flagsOfC, source], { stderr: "inherit" });
-  if (exitCode !== 0) throw new Error("cc could not build bench/reader.c");
-}
-
-const expertFilesOf = (model: Model): string[] => model.package.layers.map((layer) => layer.path);
-
-/** Bytes of weights that one decode step reads: all common ones once, and the chosen experts. */
-function bytesPerToken(model: Model): number {
-  const { package: opened, shape } = model;
-  const experts = opened.layers.filter((layer) => layer.subTensors !== undefined).length;
-  return opened.weights.residentBytes + experts * shape.expertsPerToken * opened.strideBytes;
-}
-
-function idsOf(stream: StreamName, count: number, run: number): Uint32Array {
-  const random = fractions(`${stream}/${run}`);
-  if (stream === "scattered")
-    return Uint32Array.from(permutation(VOCABULARY, random).slice(0, count));
-  const first = Math.floor(random() * (VOCABULARY - count));
-  return Uint32Array.from({ length: count }, (_, i) => first + i);
-}
-
-const GREEDY = {
-  options: { temperature: 0, topK: undefined, topP: 1, repetitionPenalty: 1, seed: 0n },
-  index: 0,
-  seen: new Uint32Array(0),
-} as const;
-
-/** Computes one id and chooses a token, as decoding does; what is chosen is ignored. */
-async function step(session: Session, id: number): Promise<void> {
-  await session.extend(Uint32Array.of(id));
-  await session.choose(GREEDY);
-}
-
-function countersOf({ model }: Session) {
-  return { ...model.experts.counters, waitSeconds: model.stream.waitSeconds };
-}
-
 interface Timed {
   readonly seconds: number;
   readonly steps: number;
@@ -122,7 +76,7 @@ function sampleOf(session: Session, { seconds, steps, before }: Timed): Sample {
   const [hits, misses] = [after.hits - before.hits, after.misses - before.misses];
   const share = (key: "waitSeconds" | "readSeconds"): number =>
     (after[key] - before[key]) / seconds;
-  const memoryGBs = tool("memory", String(threads));
+  const memoryGBs = readers.memory(threads);
   const [file] = expertFilesOf(session.model);
   return {
     tokensPerSecond: steps / seconds,
@@ -133,20 +87,20 @@ function sampleOf(session: Session, { seconds, steps, before }: Timed): Sample {
     scriptShare: 1 - share("waitSeconds") - share("readSeconds"),
     bandwidthShare: (bytesPerToken(session.model) * steps) / seconds / 1e9 / memoryGBs,
     memoryGBs,
-    diskGBs: tool("disk", file!, String(DISK_BYTES)),
+    diskGBs: readers.disk(file!),
   };
 }
 
 /** Decodes forced ids; `isCold` gives the layer files' cached pages back before every step, untimed. */
 async function decode(session: Session, ids: Uint32Array, isCold: boolean): Promise<Sample> {
   session.reset();
-  for (const id of ids.subarray(0, WARM_TOKENS)) await step(session, id);
+  for (const id of ids.subarray(0, WARM_TOKENS)) await compute(session, Uint32Array.of(id));
   const before = countersOf(session);
   let seconds = 0;
   for (const id of ids.subarray(WARM_TOKENS)) {
-    if (isCold) tool("drop", ...expertFilesOf(session.model));
+    if (isCold) readers.drop(expertFilesOf(session.model));
     const begin = performance.now();
-    await step(session, id);
+    await compute(session, Uint32Array.of(id));
     seconds += (performance.now() - begin) / 1000;
   }
   return sampleOf(session, { seconds, steps: ids.length - WARM_TOKENS, before });
@@ -156,8 +110,7 @@ async function prefill(session: Session, ids: Uint32Array): Promise<Sample> {
   session.reset();
   const before = countersOf(session);
   const begin = performance.now();
-  await session.extend(ids);
-  await session.choose(GREEDY);
+  await compute(session, ids);
   const seconds = (performance.now() - begin) / 1000;
   return sampleOf(session, { seconds, steps: ids.length, before });
 }
@@ -195,19 +148,6 @@ const medianSample = (samples: readonly Sample[]): Sample =>
       median(samples.map((sample) => sample[key])),
     ]),
   ) as unknown as Sample;
-
-/** Brings every expert into its slot where there is one for each, and something into each else. */
-async function fill(session: Session): Promise<void> {
-  if (session.model.slots !== session.model.shape.expertCount) return await warm(session);
-  // One chunk leaves hardly an expert untouched, and a hit rate below 100 % would tell.
-  const ids = idsOf("scattered", 128, 0);
-  await session.extend(ids);
-  await session.choose(GREEDY);
-}
-
-async function warm(session: Session): Promise<void> {
-  for (const id of idsOf("scattered", 2, 0)) await step(session, id);
-}
 
 /** Which ways of reading are measured, in turn within each run. */
 const READS: Readonly<Record<string, readonly (boolean | undefined)[]>> = {
@@ -283,7 +223,6 @@ function print(rows: readonly Row[]): void {
 }
 
 try {
-  buildReader();
   const library = await buildDeviceLibrary();
   const rows: Row[] = [];
   for (const slots of slotCounts) rows.push(...(await measure(library, slots)));
@@ -300,5 +239,5 @@ try {
     console.log({ ...facts, ...options });
   }
 } finally {
-  rmSync(folder, { recursive: true, force: true });
+  readers.remove();
 }

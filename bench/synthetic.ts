@@ -14,7 +14,13 @@ import type { JsonValue } from "../src/format/json.ts";
 import { WEIGHTS_FILE } from "../src/format/paths.ts";
 import { parseQuantization } from "../src/format/quant.ts";
 import { encodeResidentIndex } from "../src/format/resident.ts";
-import { assemble, makeFolders, partialOf, promote, type Build } from "../src/install/assemble.ts";
+import {
+  assemble,
+  makePackageFolders,
+  partialOf,
+  promote,
+  type Build,
+} from "../src/install/assemble.ts";
 import { checkSpace, createTarget, finishTarget, sizeTarget } from "../src/install/durable.ts";
 import { systemIo, writeAll, type Target } from "../src/install/durable.ts";
 import { type Copy, type InstallPlan, planInstall, type PlannedFile } from "../src/install/plan.ts";
@@ -225,7 +231,7 @@ async function write(): Promise<void> {
     signal: undefined,
     report: () => {},
   };
-  makeFolders(build);
+  makePackageFolders(build);
   const source: Source = { tensors, weights, tile: new Uint8Array(TILE_BYTES) };
   let leftBytes = missing.reduce((sum, { bytes }) => sum + bytes, 0);
   for (const output of missing) {

@@ -33,7 +33,7 @@ export interface Place {
 }
 
 /** A high column of the embedding, as the residual stream sees it. */
-const MARK = 8;
+export const MARK = 8;
 const CODE_MAX = 15;
 /** Spread of the codes 0 to 15, all equally likely. */
 const CODE_SPREAD = Math.sqrt((16 ** 2 - 1) / 12);
@@ -65,6 +65,16 @@ export function permutation(count: number, random: () => number): number[] {
   return order;
 }
 
+/** Fills `target` with a named sequence of random bytes from `offset` on, a multiple of 16. */
+export function randomFill(name: string, offset: number, target: Uint8Array): void {
+  // AES in counter mode is the fastest generator at hand, and can begin anywhere.
+  const key = createHash("sha256").update(name).digest();
+  const counter = new Uint8Array(16);
+  new DataView(counter.buffer).setBigUint64(8, BigInt(offset / 16));
+  const cipher = createCipheriv("aes-128-ctr", key.subarray(0, 16), counter);
+  target.set(cipher.update(ZEROS.subarray(0, target.length)));
+}
+
 /** The BF16 bits of a number, rounded to the nearest. */
 function bf16(value: number): number {
   const bits = new Uint32Array(Float32Array.of(value).buffer)[0]!;
@@ -89,7 +99,7 @@ export class SyntheticWeights {
     const { name } = place;
     if (name.endsWith("router.proj.weight")) return this.#router(place, target);
     if (name.endsWith(".weight") && place.shape.length > 1) {
-      this.#random(place, target);
+      randomFill(`${this.#seed}/${name}`, place.offset, target);
       if (name.endsWith("embed_tokens.weight")) this.#mark(place, target);
       return undefined;
     }
@@ -97,15 +107,6 @@ export class SyntheticWeights {
     values.fill(bf16(this.#constant(place)));
     if (name.includes("embed_tokens.")) this.#markScales(place, values);
     return undefined;
-  }
-
-  /** AES in counter mode is the fastest generator at hand, and can begin anywhere. */
-  #random({ name, offset }: Place, target: Uint8Array): void {
-    const key = createHash("sha256").update(`${this.#seed}/${name}`).digest();
-    const counter = new Uint8Array(16);
-    new DataView(counter.buffer).setBigUint64(8, BigInt(offset / 16));
-    const cipher = createCipheriv("aes-128-ctr", key.subarray(0, 16), counter);
-    target.set(cipher.update(ZEROS.subarray(0, target.length)));
   }
 
   #mark({ offset }: Place, target: Uint8Array): void {
@@ -155,8 +156,11 @@ export class SyntheticWeights {
   }
 }
 
-/** Every id keeps each mark of the one before it with a probability, and draws the others anew. */
-function markIds(dims: Dims, overlap: number, random: () => number): Uint16Array {
+/**
+ * The marked columns of every id, `[V, K]`: each id keeps each mark of the one before it with a probability
+ * and draws the others anew.
+ */
+export function markIds(dims: Dims, overlap: number, random: () => number): Uint16Array {
   const { vocabSize, numExperts, topK } = dims;
   const marks = new Uint16Array(vocabSize * topK);
   let before: readonly number[] = permutation(numExperts, random).slice(0, topK);

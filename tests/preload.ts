@@ -2,7 +2,8 @@
 import { afterAll, setDefaultTimeout } from "bun:test";
 import { undoEverything } from "./fixtures/cleanup.ts";
 
-// No test asserts a speed, and a machine at work on something else is no failure.
-setDefaultTimeout(120_000);
+// No test asserts a speed, and a machine at work on something else is no failure. A GPU in software needs
+// longer.
+setDefaultTimeout(process.env["MFERENCE_TEST_DEVICE"] === "metal" ? 600_000 : 120_000);
 
 afterAll(undoEverything);

@@ -333,6 +333,20 @@ test("links of the documents resolve", () => {
   expect(broken).toEqual([]);
 });
 
+test("every test that the list of acceptance names exists", () => {
+  const list = read("docs/install-acceptance.md").replaceAll(/\s+/g, " ");
+  const named = [...list.matchAll(/`([\w/-]+)` "([^"]+)"/g)];
+  expect(named.length).toBeGreaterThan(100);
+  const missing = named.filter(([, file, title]) => {
+    const path = `tests/${file}.test.ts`;
+    return (
+      !existsSync(join(ROOT, path)) ||
+      !new RegExp(`\\(\\s*"${RegExp.escape(title!)}"`).test(read(path))
+    );
+  });
+  expect(missing.map(([line]) => line)).toEqual([]);
+});
+
 test("the glossary explains every shape letter of the catalogue", () => {
   const letters = new Set(
     catalogue.flatMap(({ buffers }) =>

@@ -6,7 +6,7 @@ import type { Preview } from "../install/preview.ts";
 import type { RemoteSource } from "../install/hub.ts";
 import { env } from "../util/env.ts";
 import { MferenceError } from "../util/errors.ts";
-import { formatBytes } from "../util/units.ts";
+import { formatBytes, formatSeconds } from "../util/units.ts";
 import { declareCommand } from "./command.ts";
 import { EXIT, type ExitCode } from "./exit.ts";
 import { installProgress } from "./load.ts";
@@ -55,7 +55,7 @@ export type InstallRequest =
       readonly name: string;
       readonly indexSha256?: string;
     }
-  | { readonly kind: "named"; readonly name: string }
+  | { readonly kind: "named"; readonly model: string; readonly name?: string }
   | {
       readonly kind: "repository";
       readonly name: string;
@@ -94,11 +94,14 @@ export function readRequest(values: Values): InstallRequest {
       'say what to install: "demo", a name that "mference models" lists, or --source FOLDER',
     );
   }
-  if (name !== undefined) throw new MferenceError("usage.flag", "--name goes with --source");
   if (digest !== undefined) {
     throw new MferenceError("usage.flag", "--index-sha256 goes with --source");
   }
-  return model.toLowerCase() === "demo" ? { kind: "demo" } : { kind: "named", name: model };
+  if (model.toLowerCase() !== "demo") {
+    return { kind: "named", model, ...(name === undefined ? {} : { name }) };
+  }
+  if (name === undefined) return { kind: "demo" };
+  throw new MferenceError("usage.flag", "the demo has its name; --name goes with other models");
 }
 
 /** `https://huggingface.co/owner/name`, with `/tree/REVISION` behind it or not. */
@@ -161,13 +164,12 @@ async function installRequest(
     }
     case "named": {
       const { pinNamed, installedPin } = await import("../install/catalogue.ts");
-      const { pin, family, canRun } = pinNamed(request.name);
-      const there = installedPin(pin);
+      const { pin, family, canRun } = pinNamed(request.model);
+      const name = request.name ?? pin.name;
+      const there = installedPin({ ...pin, name });
       if (there !== undefined) {
-        terminal.err.write(`${pin.name} is installed already\n`);
-        const bytes = pin.remote.installedBytes;
-        const { name, modelId } = pin;
-        return { name, directory: there, family, modelId, bytes, droppedCount: 0 };
+        terminal.err.write(`${name} is installed already\n`);
+        return { name, ...there, family, modelId: pin.modelId, droppedCount: 0 };
       }
       if (!canRun) {
         terminal.err.write(`${pin.name} can be installed and verified, but not run yet\n`);
@@ -176,7 +178,7 @@ async function installRequest(
       const { hubBase } = await import("../install/address.ts");
       const { repository, revision } = pin.remote;
       const source = { repository, revision, indexSha256: pin.sourceSha256 };
-      return await download({ name: pin.name, base: hubBase(), source }, context);
+      return await download({ name, base: hubBase(), source }, context);
     }
     case "repository": {
       const { hubBase } = await import("../install/address.ts");
@@ -199,23 +201,33 @@ async function download(
   { signal, progress, terminal, values }: InstallContext,
 ): Promise<Installed> {
   const { installRemote } = await import("../install/remote.ts");
-  const { HUB } = await import("../install/address.ts");
+  const { HUB, tokenFor } = await import("../install/address.ts");
+  const token = tokenFor(request.base);
   if (request.base.origin !== HUB) {
+    const isKept = token === undefined && env("HF_TOKEN") !== undefined;
     terminal.err.write(
-      `warning: downloading from ${request.base.origin}: the index is checked against its digest, the weights are what this server says\n`,
+      `warning: downloading from ${request.base.origin}: the index is checked against its digest, the weights are what this server says${isKept ? "; it does not get HF_TOKEN" : ""}\n`,
     );
   }
   const rate = new Rate();
-  const emit =
-    values["json"] === true ? eventWriter((line) => terminal.out.write(line)) : undefined;
+  const write = (line: string): void => terminal.out.write(line);
+  const isJson = values["json"] === true;
+  const emit = isJson ? eventWriter(write) : undefined;
+  let shown = "";
   return await installRemote({
     ...request,
-    token: env("HF_TOKEN"),
+    token,
     isOffline: values["offline"] === true,
     signal,
     onProgress(at) {
       emit?.(at);
-      progress.update(downloadText(request.name, at, rate));
+      shown = downloadText(request.name, at, rate);
+      progress.update(shown);
+    },
+    onWait({ message }, ms) {
+      const event = { event: "waiting", message, seconds: ms / 1000 };
+      if (isJson) write(`${JSON.stringify(event)}\n`);
+      progress.update(`${shown}; asking again in ${formatSeconds(ms / 1000)}: ${message}`);
     },
   });
 }
@@ -280,15 +292,14 @@ async function previewOf(request: InstallRequest, context: InstallContext): Prom
       "--offline forbids to read the checkpoint's headers",
     );
   }
-  const { hubBase } = await import("../install/address.ts");
-  const options = { token: env("HF_TOKEN"), signal };
-  if (request.kind === "repository") {
-    return await previewRemote(request.source, { ...options, base: hubBase(request.base.href) });
-  }
+  const { hubBase, tokenFor } = await import("../install/address.ts");
+  const base = request.kind === "repository" ? hubBase(request.base.href) : hubBase();
+  const options = { base, token: tokenFor(base), signal };
+  if (request.kind === "repository") return await previewRemote(request.source, options);
   const { pinNamed } = await import("../install/catalogue.ts");
-  const { remote, sourceSha256 } = pinNamed(request.name).pin;
+  const { remote, sourceSha256 } = pinNamed(request.model).pin;
   const source = { ...remote, indexSha256: sourceSha256 };
-  return await previewRemote(source, { ...options, base: hubBase() });
+  return await previewRemote(source, options);
 }
 
 /** A plan for people. */

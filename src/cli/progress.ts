@@ -56,7 +56,11 @@ export class Progress {
     const since = now - this.#shownAt;
     if (this.#output.isTerminal) {
       if (this.#shown !== "" && since < TERMINAL_REFRESH_MS) return;
-      const line = `${this.#text} (${formatSeconds((now - this.#begin) / 1000)})`;
+      const seconds = ` (${formatSeconds((now - this.#begin) / 1000)})`;
+      // What goes on in a second line could not be erased.
+      const { columns = 0 } = this.#output;
+      const room = columns === 0 ? Infinity : columns - seconds.length - 1;
+      const line = `${this.#text.slice(0, Math.max(0, room))}${seconds}`;
       this.#output.write(`\r\u001b[K${line}`);
       this.#shown = line;
     } else {

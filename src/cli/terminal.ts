@@ -8,6 +8,8 @@ import { env } from "../util/env.ts";
 export interface Output {
   /** Whether a person sees it. */
   readonly isTerminal: boolean;
+  /** Cells of a line, where they are known. */
+  readonly columns?: number | undefined;
   write(text: string): void;
 }
 
@@ -35,6 +37,9 @@ export function createTerminal(out: Output, err: Output): Terminal {
 function outputOf(stream: NodeJS.WriteStream, descriptor: number): Output {
   return {
     isTerminal: isatty(descriptor),
+    get columns() {
+      return stream.columns;
+    },
     write: (text) => {
       if (text !== "") stream.write(text);
     },

@@ -29,6 +29,7 @@ import {
   planExperts,
   publishPlan,
 } from "./plan.ts";
+import { readEach } from "./reader.ts";
 import type { ExpertStore, OpenLayer } from "./store.ts";
 
 export interface ExpertShape {
@@ -201,44 +202,36 @@ export class ExpertPipeline {
     const first = this.#groupRows;
     const hits = this.#writeRows(work, tile, plan);
     this.#record(layer, opened, work, { first, count: hits });
-    if (plan.misses.length > 0) {
+    // A gate for each missing expert: the device works on those that have arrived while others are read.
+    const gates = plan.misses.map((_, miss) => {
       const gate = stream.gate();
-      this.#record(layer, opened, work, { first: first + hits, count: plan.misses.length });
-      const ticket = stream.signal();
-      await this.#fetch(opened, plan, gate);
-      return { slots: plan.slots, ticket };
-    }
+      this.#record(layer, opened, work, { first: first + hits + miss, count: 1 });
+      return gate;
+    });
     const ticket = stream.signal();
     // Many tokens: let the device begin while the next tile is planned and read.
-    if (work.groups.tokens > 1) stream.commit();
+    if (gates.length > 0 || work.groups.tokens > 1) stream.commit();
+    if (gates.length > 0) await this.#fetch(opened, plan, gates);
     return { slots: plan.slots, ticket };
   }
 
-  /** Hands over the work on hits and, behind the gate, on misses; reads; opens the gate. */
-  async #fetch(opened: OpenLayer, plan: ExpertPlan, gate: number): Promise<void> {
+  /** Reads every missing expert and opens its gate; ends when no read is under way any more. */
+  async #fetch(opened: OpenLayer, plan: ExpertPlan, gates: readonly number[]): Promise<void> {
     const { stream } = this.#options.ops;
-    const cache = opened.cache!;
-    try {
-      stream.commit();
-      await this.#readMisses(opened, plan);
-    } catch (error) {
-      // Whatever went wrong, the slots are not being read into any more.
-      failPlan(cache, plan);
-      throw error;
-    }
-    publishPlan(cache, plan);
-    stream.openGate(gate);
-  }
-
-  /** Reads every missing expert in parallel; returns or throws when no read is under way any more. */
-  async #readMisses(opened: OpenLayer, plan: ExpertPlan): Promise<void> {
     const begin = performance.now();
-    const reads = await Promise.allSettled(
-      plan.misses.map((position) => opened.fetch(plan.ids[position]!, plan.slots[position]!)),
-    );
-    this.#readSeconds += (performance.now() - begin) / 1000;
-    const failed = reads.find((read) => read.status === "rejected");
-    if (failed !== undefined) throw failed.reason;
+    const fetch = (miss: number): Promise<void> => {
+      const position = plan.misses[miss]!;
+      return opened.fetch(plan.ids[position]!, plan.slots[position]!);
+    };
+    try {
+      await readEach(gates.length, fetch, (miss) => stream.openGate(gates[miss]!));
+    } catch (error) {
+      failPlan(opened.cache!, plan);
+      throw error;
+    } finally {
+      this.#readSeconds += (performance.now() - begin) / 1000;
+    }
+    publishPlan(opened.cache!, plan);
   }
 
   /** Appends a tile's rows, hits first, and returns how many are hits. */

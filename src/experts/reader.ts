@@ -48,6 +48,43 @@ export async function readWhole(request: ReadRequest, via: ReadAt = readAt): Pro
   }
 }
 
+/**
+ * Reads in flight at once. A few keep a disk busy while a finished read is handled, and let experts arrive
+ * one after another, so that the device works on the first while the others come (docs/performance.md).
+ */
+export const READS_IN_FLIGHT = 3;
+
+/**
+ * Begins the reads `0 .. count` in order, a few at a time, and calls `onArrived` for each in order, as soon
+ * as it and all before it have arrived. After a failure it begins no other read; it ends when none is under
+ * way any more, with the first failure if there was one.
+ */
+export async function readEach(
+  count: number,
+  read: (index: number) => Promise<void>,
+  onArrived: (index: number) => void,
+): Promise<void> {
+  const arrived = new Uint8Array(count);
+  const failures: unknown[] = [];
+  let next = 0;
+  let told = 0;
+  const lane = async (): Promise<void> => {
+    while (next < count && failures.length === 0) {
+      const index = next;
+      next += 1;
+      try {
+        await read(index);
+        arrived[index] = 1;
+        for (; arrived[told] === 1; told += 1) onArrived(told);
+      } catch (error) {
+        failures.push(error);
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(READS_IN_FLIGHT, count) }, lane));
+  if (failures.length > 0) throw failures[0];
+}
+
 async function attempt(request: ReadRequest, done: number, via: ReadAt): Promise<number> {
   const { target, position, what } = request;
   // What a short read leaves need not begin where direct reads may.

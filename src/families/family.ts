@@ -129,6 +129,8 @@ export interface CheckpointPin {
   readonly modelId: string;
   /** SHA-256 of `model.safetensors.index.json`, or of a single `model.safetensors`. */
   readonly sourceSha256: string;
+  /** SHA-256 of files of the package that are known beforehand, by path; the index says nothing of these. */
+  readonly files?: Readonly<Record<string, string>>;
   /** Sampling where the user says nothing; absent: the program's own. */
   readonly sampling?: { readonly temperature: number };
   /** Absent for a checkpoint that is not downloaded. */

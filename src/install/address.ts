@@ -24,6 +24,21 @@ export function hubBase(address: string = env("HF_ENDPOINT") ?? HUB): URL {
   return url;
 }
 
+/**
+ * The user's token, if it may go to a server: to the Hub, or the mirror that the user calls the Hub, and
+ * never where others on the line could read it.
+ *
+ * @throws MferenceError "usage.value" for what cannot be a token, without showing it
+ */
+export function tokenFor(base: URL): string | undefined {
+  const token = env("HF_TOKEN")?.trim();
+  const isProxied = (env("http_proxy") ?? env("HTTP_PROXY")) !== undefined;
+  if (token === undefined || base.origin !== hubBase().origin) return undefined;
+  if (base.protocol === "http:" && isProxied) return undefined;
+  if (/^[\x21-\x7e]+$/.test(token)) return token;
+  throw new MferenceError("usage.value", "HF_TOKEN holds characters that no token has");
+}
+
 function bad(address: string, why: string): MferenceError {
   return new MferenceError("usage.value", `cannot use ${address} as the Hub: ${why}`);
 }

@@ -17,7 +17,8 @@ import {
 } from "../format/paths.ts";
 import type { Quantization } from "../format/quant.ts";
 import { encodeReceipt, INSTALL_TOOL, type Provenance } from "../format/receipt.ts";
-import { ioError, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
+import { attempt, checkFolder, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
+import { checkPinned } from "./pinned.ts";
 import type { InstallPlan } from "./plan.ts";
 import type { SourceSidecar } from "./source.ts";
 
@@ -55,6 +56,8 @@ export interface InstallProgress {
   readonly reusedBytes?: number;
 }
 
+/** Of a package, the outermost last. */
+const FOLDERS = [EXPERTS_FOLDER, TOKENIZER_FOLDER, "."];
 /** What manifests call a checkpoint that no pin knows. */
 export const UNKNOWN_MODEL = "unknown/snapshot";
 /** Left free for the file system when a pin names no reserve. */
@@ -90,18 +93,14 @@ export function partialOf(directory: string): string {
 }
 
 /** Creates the folders of a package; those that are there stay. */
-export function makeFolders({ partial, io }: Pick<Build, "partial" | "io">): void {
+export function makePackageFolders({ partial, io }: Pick<Build, "partial" | "io">): void {
   for (const folder of [
     partial,
     `${partial}/${EXPERTS_FOLDER}`,
     `${partial}/${TOKENIZER_FOLDER}`,
   ]) {
     if (fs.lstatSync(folder, { throwIfNoEntry: false })?.isDirectory() === true) continue;
-    try {
-      fs.mkdirSync(folder, { mode: 0o700 });
-    } catch (error) {
-      throw ioError(error, folder, io);
-    }
+    attempt(folder, io, () => io.makeFolder(folder, 0o700));
   }
 }
 
@@ -109,18 +108,20 @@ export function makeFolders({ partial, io }: Pick<Build, "partial" | "io">): voi
  * Hashes the payload, writes everything else, and verifies the whole.
  *
  * @returns the bytes of the package
- * @throws MferenceError "install.io", "install.space", "format.*"
+ * @throws MferenceError "install.io", "install.space", "install.hash", "format.*"
  */
 export async function assemble(build: Build): Promise<number> {
   const { partial, plan, io } = build;
   const files = await hashOutputs(build);
   build.report({ phase: "finishing", doneBytes: 0, totalBytes: 0 });
+  checkFolders(partial);
   files[LAYOUT_FILE] = writeLayout(build);
   for (const { name, bytes } of build.sidecars) {
     const relative = `${TOKENIZER_FOLDER}/${name}`;
     writeDurably(path.join(partial, relative), [bytes], io);
     files[relative] = { size: bytes.length, sha256: sha256(bytes) };
   }
+  checkPinned(build.pin, files);
   const manifest = encodeManifest({
     modelID: build.pin?.modelId ?? UNKNOWN_MODEL,
     sourceSnapshotHash: `sha256:${build.sourceSha256}`,
@@ -143,8 +144,7 @@ export async function assemble(build: Build): Promise<number> {
     provenance: build.provenance,
   });
   writeDurably(path.join(partial, RECEIPT_FILE), [receipt], io);
-  for (const folder of [EXPERTS_FOLDER, TOKENIZER_FOLDER, "."])
-    syncFolder(path.join(partial, folder));
+  for (const folder of FOLDERS) syncFolder(path.join(partial, folder), io);
   // What cannot be loaded must not be promoted.
   const signal = build.signal === undefined ? {} : { signal: build.signal };
   await openPackage(partial, { policy: "full-sha256", rulesOf: packageRulesOf, ...signal });
@@ -197,17 +197,19 @@ function writeLayout({ plan, partial, io }: Build): FileRecord {
   return { size, sha256: hasher.digest("hex") };
 }
 
+function checkFolders(partial: string): void {
+  for (const folder of FOLDERS.toReversed()) checkFolder(path.join(partial, folder));
+}
+
 /** Makes the finished folder the model. */
 export function promote({ partial, directory, io }: Build): void {
-  try {
-    // Others on this machine may read what the user's umask lets them.
-    const mode = 0o777 & ~process.umask();
-    for (const folder of [EXPERTS_FOLDER, TOKENIZER_FOLDER, "."]) {
-      fs.chmodSync(path.join(partial, folder), mode);
-    }
-    fs.renameSync(partial, directory);
-    syncFolder(path.dirname(directory));
-  } catch (error) {
-    throw ioError(error, directory, io);
+  // Others on this machine may read what the user's umask lets them.
+  const mode = 0o777 & ~process.umask();
+  checkFolders(partial);
+  for (const folder of FOLDERS.map((name) => path.join(partial, name))) {
+    attempt(folder, io, () => io.setMode(folder, mode));
+    syncFolder(folder, io);
   }
+  attempt(directory, io, () => io.rename(partial, directory));
+  syncFolder(path.dirname(directory), io);
 }

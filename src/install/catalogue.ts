@@ -6,7 +6,7 @@ import type { CheckpointPin, Family } from "../families/family.ts";
 import { parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE } from "../format/paths.ts";
-import { modelsHome, packageDirectory } from "./home.ts";
+import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 
 /** The checkpoints that can be installed by their names. Asks no server. */
 export interface CatalogueEntry {
@@ -43,13 +43,24 @@ export function pinNamed(name: string): CatalogueEntry {
   );
 }
 
-/** The folder of a checkpoint that is installed completely, without asking any server. */
+/**
+ * The folder of a checkpoint that is installed completely, and its bytes; without asking any server.
+ *
+ * @throws MferenceError "install.exists" when another checkpoint has its name, "format.*"
+ */
 export function installedPin(
-  { name, sourceSha256 }: CheckpointPin,
+  { name, sourceSha256 }: Pick<CheckpointPin, "name" | "sourceSha256">,
   models: string = modelsHome(),
-): string | undefined {
-  const directory = packageDirectory(name, models);
+): { readonly directory: string; readonly bytes: number } | undefined {
+  const directory = packageDirectory(checkModelName(name), models);
   if (!fs.existsSync(path.join(directory, MANIFEST_FILE))) return undefined;
   const manifest = parseManifest(readManifestBytes(directory), path.join(directory, MANIFEST_FILE));
-  return manifest.sourceSnapshotHash === `sha256:${sourceSha256}` ? directory : undefined;
+  if (manifest.sourceSnapshotHash === `sha256:${sourceSha256}`) {
+    const bytes = Object.values(manifest.files).reduce((total, { size }) => total + size, 0);
+    return { directory, bytes };
+  }
+  throw new MferenceError(
+    "install.exists",
+    `"${name}" is taken: ${directory} holds another checkpoint, ${manifest.modelID}; choose another name with --name, or remove that folder first`,
+  );
 }

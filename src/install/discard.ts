@@ -3,14 +3,20 @@ import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
 import { acquireLock } from "../native/lock.ts";
 import { partialOf } from "./assemble.ts";
-import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
+import { remove, systemIo, type InstallIo } from "./durable.ts";
+import { checkModelName, modelsHome, PACKAGE_SUFFIX, packageDirectory } from "./home.ts";
 import { checkPathTypes } from "./install.ts";
 import { removeSaved, resumePath } from "./resume.ts";
 
 /** Gives up an unfinished install: its files and its record go, and nothing else does. */
-export function discardPartial(name: string, models: string = modelsHome()): string {
-  const checked = checkModelName(name);
+export function discardPartial(
+  name: string,
+  models: string = modelsHome(),
+  io: InstallIo = systemIo,
+): string {
+  const given = checkModelName(name);
   if (!fs.existsSync(models)) throw nothing(name, models);
+  const checked = unfinishedName(given, models);
   const directory = packageDirectory(checked, fs.realpathSync(models));
   if (!isThere(directory)) throw nothing(name, models);
   const lock = acquireLock(`${directory}.install.lock`);
@@ -18,12 +24,23 @@ export function discardPartial(name: string, models: string = modelsHome()): str
     checkPathTypes(directory);
     if (!isThere(directory)) throw nothing(name, models);
     // A record without its files is nothing; files without their record are not trusted either.
-    removeSaved(directory);
-    fs.rmSync(partialOf(directory), { recursive: true, force: true });
+    removeSaved(directory, io);
+    remove(partialOf(directory), io);
     return partialOf(packageDirectory(checked, path.resolve(models)));
   } finally {
     lock.release();
   }
+}
+
+/** The name as it was written when the install began. */
+function unfinishedName(name: string, models: string): string {
+  const suffixes = [partialOf(PACKAGE_SUFFIX), resumePath(PACKAGE_SUFFIX)];
+  const names = fs.readdirSync(models).flatMap((entry) => {
+    const suffix = suffixes.find((end) => entry.endsWith(end));
+    return suffix === undefined ? [] : [entry.slice(0, -suffix.length)];
+  });
+  const isSame = (other: string): boolean => other.toLowerCase() === name.toLowerCase();
+  return names.includes(name) ? name : (names.find(isSame) ?? name);
 }
 
 function isThere(directory: string): boolean {

@@ -8,7 +8,7 @@ import { acquireLock } from "../native/lock.ts";
 import {
   assemble,
   hasText,
-  makeFolders,
+  makePackageFolders,
   partialOf,
   pinOf,
   promote,
@@ -22,7 +22,9 @@ import {
   checkSpace,
   createTarget,
   finishTarget,
-  ioError,
+  makeFolders,
+  remove,
+  removeQuietly,
   sizeTarget,
   systemIo,
   writeAll,
@@ -30,6 +32,7 @@ import {
   type Target,
 } from "./durable.ts";
 import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
+import { checkPinned, sidecarDigests } from "./pinned.ts";
 import { planInstall } from "./plan.ts";
 import { planRanges } from "./ranges.ts";
 import { resumePath } from "./resume.ts";
@@ -75,7 +78,7 @@ export async function installLocal(options: InstallOptions): Promise<Installed> 
   const name = checkModelName(options.name);
   const models = options.models ?? modelsHome();
   // Two spellings of the folder share one lock.
-  const directory = packageDirectory(name, realFolder(models));
+  const directory = packageDirectory(name, realFolder(models, options.io));
   checkPathTypes(directory);
   const lock = acquireLock(`${directory}.install.lock`);
   try {
@@ -83,7 +86,7 @@ export async function installLocal(options: InstallOptions): Promise<Installed> 
     if (fs.existsSync(directory)) throw exists(name, directory);
     checkNoDownload(name, directory);
     // Only a run that was killed leaves one, and the lock says that no run is alive.
-    fs.rmSync(partialOf(directory), { recursive: true, force: true });
+    remove(partialOf(directory), options.io ?? systemIo);
     const addressed = packageDirectory(name, path.resolve(models));
     return await installInto({ ...options, name }, { directory, addressed });
   } finally {
@@ -109,13 +112,9 @@ function checkNoDownload(name: string, directory: string): void {
 }
 
 /** Makes a folder if it is not there, and says where it really is. */
-export function realFolder(models: string): string {
-  try {
-    fs.mkdirSync(models, { recursive: true });
-    return fs.realpathSync(models);
-  } catch (error) {
-    throw ioError(error, models, systemIo);
-  }
+export function realFolder(models: string, io: InstallIo = systemIo): string {
+  makeFolders(path.resolve(models), io);
+  return fs.realpathSync(models);
 }
 
 /** The places of an install may be absent or folders; a link could lead anywhere. */
@@ -154,6 +153,7 @@ async function installInto(options: InstallOptions, place: Place): Promise<Insta
   try {
     const { family, quantization, sidecars, sourceSha256 } = checkpoint;
     checkDigest(options, sourceSha256);
+    checkPinned(pinOf(checkpoint), sidecarDigests(sidecars));
     const build: Build = {
       plan: planInstall(checkpoint),
       family,
@@ -171,7 +171,7 @@ async function installInto(options: InstallOptions, place: Place): Promise<Insta
     checkSpace(path.dirname(directory), requiredBytes(build), build.io);
     checkCancelled(signal);
     const bytes = await cancellable(signal, async () => {
-      makeFolders(build);
+      makePackageFolders(build);
       await copyPayload(build, checkpoint);
       checkShardsUnchanged(checkpoint);
       return await assemble(build);
@@ -187,7 +187,7 @@ async function installInto(options: InstallOptions, place: Place): Promise<Insta
       ...(hasText(sidecars) ? {} : { notice: NO_TEXT_NOTICE }),
     };
   } catch (error) {
-    fs.rmSync(partial, { recursive: true, force: true });
+    removeQuietly(partial, options.io ?? systemIo);
     throw error;
   } finally {
     checkpoint.close();

@@ -8,9 +8,10 @@ import { parseJsonAs } from "../format/json.ts";
 import { checkManifestStructure, parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE, TOKENIZER_FILE } from "../format/paths.ts";
-import { replaceDurably } from "./durable.ts";
+import { acquireLock, type FileLock } from "../native/lock.ts";
+import { makeFolders, replaceDurably, systemIo } from "./durable.ts";
 import { mferenceHome, PACKAGE_SUFFIX } from "./home.ts";
-import { readSaved } from "./resume.ts";
+import { readSaved, type SavedDownload } from "./resume.ts";
 
 /**
  * Which models are installed, and which one a command means. Looks at manifests only; whether the bytes
@@ -68,15 +69,32 @@ export function listModels(home: string = mferenceHome()): readonly ModelEntry[]
 
 /** How far an unfinished install has come, if its record can be read. */
 function partialReason(directory: string, name: string): string {
+  const lock = lockUnlessHeld(directory);
   try {
     const saved = readSaved(directory);
-    if (saved === undefined) return "its install did not finish, or is running now";
-    const done = saved.completedRanges.reduce((total, { sourceBytes }) => total + sourceBytes, 0);
-    const portion = `${formatBytes(done)} of ${formatBytes(saved.totalSourceBytes)}`;
-    return `${portion} downloaded; its install goes on with the command that began it, or is running now`;
+    if (lock === "held") return `its install is running now${portionOf(saved)}`;
+    if (saved === undefined) return "its install did not finish";
+    return `its install did not finish${portionOf(saved)}; it goes on with the command that began it`;
   } catch {
     return `its install did not finish, and its record is damaged; "mference discard ${name}" removes it`;
+  } finally {
+    if (lock !== "held") lock?.release();
   }
+}
+
+/** Undefined where this user may not lock. */
+function lockUnlessHeld(directory: string): FileLock | "held" | undefined {
+  try {
+    return acquireLock(`${directory}.install.lock`);
+  } catch (error) {
+    return error instanceof MferenceError && error.code === "install.busy" ? "held" : undefined;
+  }
+}
+
+function portionOf(saved: SavedDownload | undefined): string {
+  if (saved === undefined) return "";
+  const done = saved.completedRanges.reduce((total, { sourceBytes }) => total + sourceBytes, 0);
+  return `, ${formatBytes(done)} of ${formatBytes(saved.totalSourceBytes)} downloaded`;
 }
 
 function listFolders(models: string): readonly string[] {
@@ -248,7 +266,7 @@ export function recordUse(directory: string, home: string = mferenceHome()): voi
   const kept = Object.entries(lastUsed).filter(([folder]) => fs.existsSync(folder));
   const text = JSON.stringify({ lastUsed: Object.fromEntries(kept) }, null, 2);
   try {
-    fs.mkdirSync(home, { recursive: true });
+    makeFolders(home, systemIo);
     replaceDurably(path.join(home, STATE_FILE), new TextEncoder().encode(`${text}\n`));
   } catch {
     // The choice of a default is a convenience; answering matters more.

@@ -1,6 +1,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
+import { sha256 } from "../format/digest.ts";
 import { readAt } from "../format/files.ts";
 import { NO_TEXT_NOTICE } from "../format/package.ts";
 import {
@@ -15,7 +16,7 @@ import { encodeResidentIndex } from "../format/resident.ts";
 import { acquireLock } from "../native/lock.ts";
 import {
   assemble,
-  makeFolders,
+  makePackageFolders,
   partialOf,
   pinOf,
   promote,
@@ -25,8 +26,11 @@ import {
   type InstallProgress,
 } from "./assemble.ts";
 import {
+  checkFolder,
   checkSpace,
   createTarget,
+  remove,
+  removeQuietly,
   reopenTarget,
   sizeTarget,
   syncFolder,
@@ -40,6 +44,7 @@ import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 import { HttpSource } from "./http.ts";
 import { fetchSidecars, readRemote, type RemoteCheckpoint, type RemoteSource } from "./hub.ts";
 import { checkPathTypes, exists, realFolder, type Installed } from "./install.ts";
+import { checkPinned, sidecarDigests } from "./pinned.ts";
 import { planInstall } from "./plan.ts";
 import {
   indexSha256,
@@ -74,6 +79,8 @@ export interface RemoteOptions {
   readonly models?: string;
   readonly isOffline?: boolean;
   readonly onProgress?: (progress: InstallProgress) => void;
+  /** Told of each failure after which the server is asked again. */
+  readonly onWait?: RetryPolicy["onWait"];
   readonly signal?: AbortSignal;
   /** Replaced by tests. */
   readonly io?: InstallIo;
@@ -122,15 +129,16 @@ interface Run {
 export async function installRemote(options: RemoteOptions): Promise<Installed> {
   const name = checkModelName(options.name);
   const models = options.models ?? modelsHome();
+  const io = options.io ?? systemIo;
   const place = {
-    directory: packageDirectory(name, realFolder(models)),
+    directory: packageDirectory(name, realFolder(models, io)),
     addressed: packageDirectory(name, path.resolve(models)),
   };
   checkPathTypes(place.directory);
   const lock = acquireLock(`${place.directory}.install.lock`);
   try {
     checkPathTypes(place.directory);
-    checkAbsent(name, place.directory);
+    checkAbsent(name, place.directory, io);
     if (options.isOffline === true) {
       throw new MferenceError(
         "install.offline",
@@ -144,15 +152,20 @@ export async function installRemote(options: RemoteOptions): Promise<Installed> 
 }
 
 /** A finished package ends what a crash after its promotion left. */
-function checkAbsent(name: string, directory: string): void {
+function checkAbsent(name: string, directory: string, io: InstallIo): void {
   if (!fs.existsSync(directory)) return;
-  if (!fs.existsSync(partialOf(directory))) removeSaved(directory);
+  if (!fs.existsSync(partialOf(directory))) {
+    // The record may go when it is certain that the package stays.
+    syncFolder(path.dirname(directory), io);
+    removeSaved(directory, io);
+  }
   throw exists(name, directory);
 }
 
 async function run(options: RemoteOptions, place: Place): Promise<Installed> {
   const { directory } = place;
-  const saved = savedDownload(directory);
+  const io = options.io ?? systemIo;
+  const saved = savedDownload(directory, io);
   try {
     const planned = await plan(options, place, saved);
     await transfer(planned, saved);
@@ -169,7 +182,7 @@ async function run(options: RemoteOptions, place: Place): Promise<Installed> {
     };
   } catch (error) {
     if (readSavedQuietly(directory) === undefined) {
-      fs.rmSync(partialOf(directory), { recursive: true, force: true });
+      removeQuietly(partialOf(directory), io);
     }
     throw error;
   }
@@ -177,12 +190,12 @@ async function run(options: RemoteOptions, place: Place): Promise<Installed> {
 
 /** What an earlier run left. One half without the other is nothing: it is what a crash leaves of a run's
  * first or last moment. */
-function savedDownload(directory: string): SavedDownload | undefined {
+function savedDownload(directory: string, io: InstallIo): SavedDownload | undefined {
   const saved = readSaved(directory);
   const isThere = fs.existsSync(partialOf(directory));
   if (saved !== undefined && isThere) return saved;
-  if (saved !== undefined) removeSaved(directory);
-  fs.rmSync(partialOf(directory), { recursive: true, force: true });
+  if (saved !== undefined) removeSaved(directory, io);
+  remove(partialOf(directory), io);
   return undefined;
 }
 
@@ -203,12 +216,15 @@ async function plan(
   const { source, base, token, signal } = options;
   const report = (progress: InstallProgress): void => options.onProgress?.(progress);
   const limits = { ...TRANSFER_LIMITS, ...options.limits };
-  const http = new HttpSource({ base, token, idleMs: limits.idleMs, retry: limits.retry });
+  const retry = { ...limits.retry, onWait: options.onWait };
+  const http = new HttpSource({ base, token, idleMs: limits.idleMs, retry });
   report({ phase: "reading", doneBytes: 0, totalBytes: 0 });
   checkSameSource(source, saved);
   // A branch may have moved on: what was begun is finished.
   const revision = saved?.resolvedCommit ?? source.revision;
   const checkpoint = await readRemote({ ...source, revision }, { http, base, signal });
+  const config = { name: "config.json", bytes: checkpoint.configBytes };
+  checkPinned(pinOf(checkpoint), sidecarDigests([config]));
   const installPlan = planInstall(checkpoint);
   const ranges = planRanges(installPlan, limits.rangeBytes);
   const regionSha256 = indexSha256(installPlan);
@@ -224,6 +240,7 @@ async function plan(
     ),
     totalSourceBytes: ranges.reduce((total, { bytes }) => total + bytes, 0),
     family: checkpoint.family.id,
+    configSHA256: sha256(config.bytes),
   };
   if (saved !== undefined) checkSaved(saved, identity);
   const build = {
@@ -268,8 +285,12 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
     const reusedBytes = done.reduce((total, { sourceBytes }) => total + sourceBytes, 0);
     let doneBytes = reusedBytes;
     const totalBytes = identity.totalSourceBytes;
-    const report = (): void =>
-      build.report({ phase: "downloading", doneBytes, totalBytes, reusedBytes });
+    let shownBytes = 0;
+    const report = (): void => {
+      // What came in vain is not taken back; it is only not counted again.
+      shownBytes = Math.max(shownBytes, doneBytes);
+      build.report({ phase: "downloading", doneBytes: shownBytes, totalBytes, reusedBytes });
+    };
     report();
     const pending = ranges.filter(({ id }) => !ids.has(id));
     await transferRanges(pending, {
@@ -297,7 +318,7 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
 /** Opens the files of an earlier run; false when one is not as it must be. */
 function reopenOutputs(build: Run["build"], targets: Map<string, Target>): boolean {
   for (const output of build.plan.outputs) {
-    const target = reopenTarget(path.join(build.partial, output.path), output.bytes);
+    const target = reopenTarget(path.join(build.partial, output.path), output.bytes, build.io);
     if (target === undefined) return false;
     targets.set(output.path, target);
   }
@@ -365,8 +386,10 @@ function checkRemainingSpace(run: Run, done: SavedDownload["completedRanges"]): 
 async function reserveOutputs(build: Run["build"], targets: Map<string, Target>): Promise<void> {
   for (const { descriptor } of targets.values()) fs.closeSync(descriptor);
   targets.clear();
-  fs.rmSync(build.partial, { recursive: true, force: true });
-  makeFolders(build);
+  // A record of what is being made again would vouch for it before it is durable.
+  removeSaved(build.directory, build.io);
+  remove(build.partial, build.io);
+  makePackageFolders(build);
   for (const output of build.plan.outputs) {
     const target = createTarget(path.join(build.partial, output.path), build.io);
     targets.set(output.path, target);
@@ -375,28 +398,33 @@ async function reserveOutputs(build: Run["build"], targets: Map<string, Target>)
   const index = encodeResidentIndex(build.plan.resident);
   writeAll(targets.get(WEIGHTS_FILE)!, index, 0, build.io);
   for (const target of targets.values()) await syncTarget(target, build.io);
-  syncFolder(path.join(build.partial, path.dirname(LAYOUT_FILE)));
-  syncFolder(build.partial);
-  syncFolder(path.dirname(build.directory));
+  syncFolder(path.join(build.partial, EXPERTS_FOLDER), build.io);
+  syncFolder(build.partial, build.io);
+  syncFolder(path.dirname(build.directory), build.io);
 }
 
 /** Makes the package around its payload and puts it in its place. */
 async function finish(run: Run): Promise<number> {
   const { http, checkpoint } = run;
-  const { partial, directory, signal } = run.build;
+  const { partial, directory, io, signal } = run.build;
   const sidecars = await fetchSidecars(checkpoint, { http, signal });
+  checkFolder(partial);
   // An earlier run may have come this far.
   for (const name of [LAYOUT_FILE, MANIFEST_FILE, RECEIPT_FILE, TOKENIZER_FOLDER]) {
-    fs.rmSync(path.join(partial, name), { recursive: true, force: true });
+    remove(path.join(partial, name), io);
   }
   for (const entry of fs.readdirSync(partial)) {
-    if (isStaging(entry)) fs.rmSync(path.join(partial, entry), { recursive: true, force: true });
+    if (isStaging(entry)) remove(path.join(partial, entry), io);
   }
   const build: Build = { ...run.build, sidecars };
-  makeFolders(build);
+  makePackageFolders(build);
   const bytes = await assemble(build);
   promote(build);
-  removeSaved(directory);
+  try {
+    removeSaved(directory, io);
+  } catch {
+    // The package is there all the same, and the next look at it removes the record.
+  }
   return bytes;
 }
 

@@ -5,7 +5,7 @@ import { MferenceError } from "../util/errors.ts";
 import { isSha256 } from "../format/digest.ts";
 import { openRegular, readCapped } from "../format/files.ts";
 import { parseJsonAs } from "../format/json.ts";
-import { replaceDurably, syncFolder, type InstallIo } from "./durable.ts";
+import { remove, replaceDurably, syncFolder, type InstallIo } from "./durable.ts";
 
 /**
  * `X.resume.json`: what of a download is on the disk for certain. Bound to the source, the plan and the
@@ -31,8 +31,9 @@ const savedSchema = z.object({
   planFingerprint: sha256Schema,
   totalSourceBytes: positive,
   completedRanges: z.array(rangeSchema),
-  /** Absent in what other programs wrote. */
+  /** These two are absent in what other programs wrote. */
   family: z.string().optional(),
+  configSHA256: sha256Schema.optional(),
 });
 /** A part that is done: durable, and hashed as it lies in the package's files. */
 export type CompletedRange = z.output<typeof rangeSchema>;
@@ -83,7 +84,8 @@ function checkSums(saved: SavedDownload, file: string): void {
 export function checkSaved(saved: SavedDownload, expected: DownloadIdentity): void {
   for (const [name, value] of Object.entries(expected)) {
     const found = saved[name as keyof DownloadIdentity];
-    if (found === value || (name === "family" && found === undefined)) continue;
+    const isOurs = name === "family" || name === "configSHA256";
+    if (found === value || (isOurs && found === undefined)) continue;
     throw new MferenceError(
       "install.state",
       `the unfinished download is of another source: its ${name} is ${found}, now it is ${value}; remove it with "mference discard", then install again`,
@@ -101,12 +103,12 @@ export function writeSaved(directory: string, saved: SavedDownload, io: InstallI
 }
 
 /** Removes the file and what a crash left while it was being written. */
-export function removeSaved(directory: string): void {
+export function removeSaved(directory: string, io: InstallIo): void {
   const folder = path.dirname(directory);
   const name = path.basename(resumePath(directory));
   for (const entry of fs.readdirSync(folder)) {
     const isLeftover = entry.startsWith(`${name}.`) && entry.endsWith(".tmp");
-    if (entry === name || isLeftover) fs.rmSync(path.join(folder, entry), { force: true });
+    if (entry === name || isLeftover) remove(path.join(folder, entry), io);
   }
-  syncFolder(folder);
+  syncFolder(folder, io);
 }

@@ -32,6 +32,8 @@ export interface RetryPolicy {
   readonly attempts: number;
   readonly baseMs: number;
   readonly clock: Clock;
+  /** Told of each failure that is waited out. */
+  readonly onWait?: ((failure: MferenceError, ms: number) => void) | undefined;
 }
 
 export const RETRY_POLICY: RetryPolicy = { attempts: 6, baseMs: 1000, clock: systemClock };
@@ -65,7 +67,9 @@ export async function retrying<T>(
         cause: again,
       });
     }
-    await clock.sleep(Math.max(afterMs, delayMs(count, policy)), signal);
+    const waitMs = Math.max(afterMs, delayMs(count, policy));
+    policy.onWait?.(again, waitMs);
+    await clock.sleep(waitMs, signal);
   }
 }
 

@@ -3,7 +3,16 @@ import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
 import { readAt } from "../format/files.ts";
 import { copyRanges } from "./copy.ts";
-import { createTarget, syncTarget, writeAll, type InstallIo, type Target } from "./durable.ts";
+import {
+  checkFolder,
+  createTarget,
+  remove,
+  removeQuietly,
+  syncTarget,
+  writeAll,
+  type InstallIo,
+  type Target,
+} from "./durable.ts";
 import type { HttpSource, RemoteFile } from "./http.ts";
 import { rangeDigest, targetBytes, type SourceRange } from "./ranges.ts";
 import type { CompletedRange } from "./resume.ts";
@@ -75,15 +84,16 @@ export async function transferRanges(
 }
 
 async function transferRange(range: SourceRange, job: TransferJob, slot: number): Promise<void> {
+  checkFolder(job.folder);
   const file = stagingPath(job.folder, slot);
-  fs.rmSync(file, { recursive: true, force: true });
+  remove(file, job.io);
   const staged = createTarget(file, job.io);
   try {
     await download(range, staged, job);
     await place(range, staged, job);
   } finally {
     fs.closeSync(staged.descriptor);
-    fs.rmSync(file, { force: true });
+    removeQuietly(file, job.io);
   }
 }
 

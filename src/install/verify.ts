@@ -1,7 +1,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
-import { packageRulesOf } from "../families/index.ts";
+import { familyOfManifest, packageRulesOf } from "../families/index.ts";
 import { sha256 } from "../format/digest.ts";
 import { openInside, readCapped } from "../format/files.ts";
 import { openLayer, openPackage, readManifestBytes, type Package } from "../format/package.ts";
@@ -21,7 +21,9 @@ import {
 } from "../format/receipt.ts";
 import { acquireLock, type FileLock } from "../native/lock.ts";
 import { checkCancelled } from "./copy.ts";
+import { pinOf } from "./assemble.ts";
 import { replaceDurably } from "./durable.ts";
+import { checkPinned } from "./pinned.ts";
 
 /**
  * Verifying an installed package: the checks of loading, then, when full, the digest of every layer
@@ -62,7 +64,7 @@ const SCAN_ENTRIES_MAX = 100_000;
 export async function verifyPackage(directory: string, options: VerifyOptions): Promise<Verified> {
   const root = path.resolve(directory);
   readManifestBytes(root);
-  const lock = options.full ? lockPackage(root, options.lock ?? acquireLock) : undefined;
+  const lock = lockPackage(root, options.lock ?? acquireLock);
   try {
     return await verifyLocked(root, { ...options, writesReceipt: lock !== undefined });
   } catch (error) {
@@ -107,6 +109,7 @@ async function verifyLocked(
     ...(model.notice === undefined ? {} : { notice: model.notice }),
   };
   checkUnread(model);
+  checkPinned(pinOfPackage(model), model.manifest.files);
   if (!options.full) return result;
   await hashLayers(model, options);
   if (!options.writesReceipt) {
@@ -114,6 +117,15 @@ async function verifyLocked(
     return { ...result, notice: notices.filter((notice) => notice !== undefined).join("\n") };
   }
   return { ...result, receiptPath: writeReceipt(model) };
+}
+
+/** The checkpoint that a package says it was made of. */
+function pinOfPackage({ manifest }: Package): ReturnType<typeof pinOf> {
+  const family = familyOfManifest(manifest.arch.family);
+  return pinOf({
+    family,
+    sourceSha256: manifest.sourceSnapshotHash?.slice("sha256:".length) ?? "",
+  });
 }
 
 /** Files that loading does not read must still have their recorded digest; there should be none. */

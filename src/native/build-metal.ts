@@ -22,13 +22,15 @@ export type MetalBuildOptions = {
 
 const NAME = "libmference-metal";
 const TITLE = "the Metal device";
+/** Of Package.swift; the SDK that comes with it is that of macOS 15. */
+const SWIFT_LEAST = 6;
 const BUILD_FLAGS = ["-c", "release", "--product", "mference"];
 
 /**
  * Path of the Metal device library for the present sources, built if need be.
  *
- * @throws MferenceError "native.build" without Swift, with stale generated shaders, or with the
- *   compiler's first lines
+ * @throws MferenceError "native.build" without Swift or with an old one, with stale generated shaders, or
+ *   with the compiler's first lines
  */
 export async function buildMetalLibrary(options: MetalBuildOptions = {}): Promise<string> {
   const { swift = "swift", flags = [], onProgress } = options;
@@ -40,7 +42,7 @@ export async function buildMetalLibrary(options: MetalBuildOptions = {}): Promis
     hash,
     buildDir,
     make: async (path) => {
-      requireSwift(swift);
+      await requireSwift(swift);
       requireFreshShaders();
       onProgress?.("Building the Metal device (once, a minute or two)");
       // Builds with other flags would undo each other's work in one folder.
@@ -63,9 +65,31 @@ export function metalHindrance(swift = "swift"): string | undefined {
   return `the Metal device needs Swift 6 and ${swift} was not found: ${advice}`;
 }
 
-function requireSwift(swift: string): void {
-  const hindrance = metalHindrance(swift);
+async function requireSwift(swift: string): Promise<void> {
+  const hindrance = metalHindrance(swift) ?? (await versionHindrance(swift));
   if (hindrance !== undefined) throw new MferenceError("native.build", hindrance);
+}
+
+/** What is wrong with the version of Swift. A Mac without developer tools has a `swift` that only says so. */
+async function versionHindrance(swift: string): Promise<string | undefined> {
+  const child = Bun.spawn([swift, "--version"], {
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [output, errors] = await Promise.all([
+    new Response(child.stdout).text(),
+    new Response(child.stderr).text(),
+    child.exited,
+  ]);
+  const version = /Swift version (\d+)[.\d]*/.exec(output);
+  if (Number(version?.[1] ?? 0) >= SWIFT_LEAST) return undefined;
+  const found = version?.[0] ?? `"${`${errors}\n${output}`.trim().split("\n")[0]}"`;
+  const advice =
+    process.platform === "darwin"
+      ? "Xcode 16 or its command-line tools (`xcode-select --install`, or Software Update) bring it; --device cpu does without"
+      : "Debian 13's `swiftlang` is new enough";
+  return `the Metal device needs Swift ${SWIFT_LEAST} and \`${swift} --version\` says ${found}: ${advice}`;
 }
 
 /** The library holds the generated text, so shaders edited since would be left out of it silently. */

@@ -26,8 +26,10 @@ export const SUFFIX = process.platform === "darwin" ? "dylib" : "so";
 
 /** Between the name of a library and a random end: the folder in which it is made. */
 const TEMPORARY = ".tmp-";
-const DAY_MS = 24 * 60 * 60 * 1000;
-const KEPT_DAYS = 14;
+const HOUR_MS = 60 * 60 * 1000;
+const DAY_MS = 24 * HOUR_MS;
+/** A library in use is at most a day older than its last use (`markUsed`): one of these days is for it. */
+const KEPT_DAYS = 3;
 const ERROR_LINES = 6;
 
 /** Folder of the built libraries; `MFERENCE_BUILD_DIR`, else `build` in the repository. */
@@ -134,13 +136,17 @@ function markUsed(path: string): void {
   }
 }
 
-/** Libraries of other sources go once nobody has used them for long, leftovers of killed builds too. */
+/**
+ * Libraries of other sources go once nobody has used them for days; a process that has one loaded keeps it. So
+ * do leftovers of killed builds, of which an hour tells: compilers write into that folder all the time, and the
+ * slowest one is done in minutes.
+ */
 function removeOld(buildDir: string, name: string): void {
   for (const found of readdirSync(buildDir)) {
     if (!found.startsWith(`${name}-`)) continue;
     const path = join(buildDir, found);
     const ageMs = Date.now() - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? Date.now());
-    const keptMs = found.includes(TEMPORARY) ? DAY_MS : KEPT_DAYS * DAY_MS;
+    const keptMs = found.includes(TEMPORARY) ? HOUR_MS : KEPT_DAYS * DAY_MS;
     if (ageMs > keptMs) rmSync(path, { recursive: true, force: true });
   }
 }

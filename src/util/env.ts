@@ -14,6 +14,7 @@ const VARIABLES = {
   HF_ENDPOINT: "address of a mirror of the Hub (default https://huggingface.co)",
   HTTPS_PROXY: "proxy for downloads",
   HTTP_PROXY: "proxy for downloads without encryption",
+  http_proxy: "the same",
   NO_PROXY: "hosts that are reached without a proxy",
   HOME: "the user's home folder",
   CC: "C compiler that builds the CPU device",

@@ -33,10 +33,11 @@ final class Buffer: Handled, @unchecked Sendable {
         MF_ERR_MEMORY,
         "a buffer of \(length) bytes exceeds the device's largest of \(device.metal.maxBufferLength)")
     }
+    // Metal's buffer outlives this one while a command buffer refers to it, and the memory has to outlive both.
     guard
       let metal = device.metal.makeBuffer(
         bytesNoCopy: memory.contents + first, length: length, options: .storageModeShared,
-        deallocator: nil)
+        deallocator: { _, _ in withExtendedLifetime(memory) {} })
     else {
       throw Failure(MF_ERR_MEMORY, "Metal made no buffer of \(length) bytes")
     }

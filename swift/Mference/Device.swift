@@ -28,7 +28,7 @@ final class Device: Handled, @unchecked Sendable {
       throw Failure(
         MF_ERR_DEVICE, "\(metal.name) is no Apple silicon GPU, which the Metal device needs")
     }
-    guard let queue = metal.makeCommandQueue() else {
+    guard let queue = metal.makeCommandQueue(maxCommandBufferCount: Self.buffersMax) else {
       throw Failure(MF_ERR_DEVICE, "Metal made no command queue")
     }
     self.metal = metal
@@ -49,7 +49,12 @@ final class Device: Handled, @unchecked Sendable {
 
   // MARK: - Work
 
+  /// Command buffers that have not ended. Metal makes the one that asks for more wait, and what it waits for
+  /// may be waiting for an event that only the one who asks signals.
+  private static let buffersMax = 1024
+
   func submit(_ list: CommandList) throws {
+    try checkRoom(for: list)
     let submission = try encode(list)
     state.lock()
     defer { state.unlock() }
@@ -60,6 +65,17 @@ final class Device: Handled, @unchecked Sendable {
     for (index, part) in submission.parts.enumerated() {
       part.buffer.addCompletedHandler { [self] in end(submission, part: index, $0) }
       part.buffer.commit()
+    }
+  }
+
+  private func checkRoom(for list: CommandList) throws {
+    let wanted = list.waits.count + 1
+    let taken = state.withLock { running.reduce(0) { $0 + $1.parts.count } }
+    guard taken + wanted <= Self.buffersMax else {
+      throw Failure(
+        MF_ERR_DEVICE,
+        "\(taken) command buffers run and a list needs \(wanted) more, of at most \(Self.buffersMax); "
+          + "lists with fewer waits, or waiting for earlier ones, make room")
     }
   }
 
@@ -79,7 +95,7 @@ final class Device: Handled, @unchecked Sendable {
     submission.parts[index].hasEnded = true
     counters.add(dispatches: submission.parts[index].dispatchCount, busySeconds: busySeconds)
     if buffer.status == .error, failure == nil {
-      failure = "a command list failed: \(buffer.error.map(String.init(describing:)) ?? "no reason given")"
+      failure = "a command list failed: \(buffer.error?.localizedDescription ?? "no reason given")"
     }
     if index == submission.parts.count - 1 {
       if failure != nil { submission.list.signals.forEach { $0.raise(to: $1) } }

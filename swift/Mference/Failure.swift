@@ -1,6 +1,7 @@
 // Why a call failed: a status of mf.h and one sentence. Sentences are kept for each thread.
 import CMference
 import Foundation
+import Metal
 
 struct Failure: Error {
   let status: mf_status
@@ -21,13 +22,14 @@ enum LastError {
   }
 }
 
-/// Runs the body of an exported function: a thrown failure becomes its status and this thread's sentence.
+/// Runs the body of an exported function: a thrown failure becomes its status and this thread's sentence. The
+/// caller's thread has no autorelease pool; without one, command buffers and what they bind would stay for ever.
 func status(of body: () throws -> Void) -> Int32 {
   do {
-    try body()
+    try autoreleasepool(invoking: body)
     return Int32(MF_OK.rawValue)
   } catch {
-    let failure = error as? Failure ?? Failure(MF_ERR_DEVICE, String(describing: error))
+    let failure = error as? Failure ?? Failure(MF_ERR_DEVICE, error.localizedDescription)
     LastError.sentence = failure.sentence
     return Int32(failure.status.rawValue)
   }

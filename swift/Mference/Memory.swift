@@ -50,8 +50,8 @@ final class Memory: Handled, @unchecked Sendable {
     }
     let bytes = Int(facts.st_size)
     let region = try Region(bytes: bytes, alignment: pageBytes, protection: PROT_READ)
-    let mapped = mmap(
-      region.start, bytes, PROT_READ, MAP_FIXED | MAP_PRIVATE, descriptor, 0)
+    // Shared, so that no system keeps a copy of what a GPU has wired.
+    let mapped = mmap(region.start, bytes, PROT_READ, MAP_FIXED | MAP_SHARED, descriptor, 0)
     guard mapped != MAP_FAILED else {
       let reason = String(cString: strerror(errno))
       munmap(region.reservation, region.reservedBytes)

@@ -23,7 +23,7 @@ final class Pipelines: @unchecked Sendable {
     do {
       library = try device.makeLibrary(source: String(cString: mf_shader_source()), options: options)
     } catch {
-      throw Failure(MF_ERR_DEVICE, "the shaders do not compile: \(error)")
+      throw Failure(MF_ERR_DEVICE, "the shaders do not compile: \(error.localizedDescription)")
     }
   }
 
@@ -57,11 +57,18 @@ final class Pipelines: @unchecked Sendable {
         }
       }
       let function = try library.makeFunction(name: name, constantValues: values)
-      return try library.device.makeComputePipelineState(function: function)
+      let made = try library.device.makeComputePipelineState(function: function)
+      if made.threadExecutionWidth == Self.lanes { return made }
+      throw Failure(
+        MF_ERR_KERNEL, "SIMD-groups of \(made.threadExecutionWidth) lanes; \(Self.lanes) were expected")
     } catch {
-      throw Failure(MF_ERR_KERNEL, "kernel \(name) with constants \(key.constants): \(error)")
+      let reason = (error as? Failure)?.sentence ?? error.localizedDescription
+      throw Failure(MF_ERR_KERNEL, "kernel \(name) with constants \(key.constants): \(reason)")
     }
   }
+
+  /// Of a SIMD-group, as the kernels take it for granted.
+  private static let lanes = 32
 
   /// The parameters of a kernel that its pipelines are specialised by.
   private static func constants(of kernel: UInt32) -> [mf_constant] {

@@ -1,9 +1,16 @@
-import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, setDefaultTimeout, test } from "bun:test";
+import fs from "node:fs";
 import path from "node:path";
+import { sha256 } from "../../src/format/digest.ts";
 import { downloadText, eventWriter, readRequest } from "../../src/cli/install.ts";
 import { Rate } from "../../src/cli/rate.ts";
-import { GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
-import { COMMIT, REPOSITORY, startHub, type Hub } from "../fixtures/hub.ts";
+import { pinNamed } from "../../src/install/catalogue.ts";
+import { editJson, GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
+import { COMMIT, REPOSITORY, startHub, type Hub } from "../support/hub.ts";
+import { startProxy } from "../support/proxy.ts";
+
+// Processes start slowly on a busy machine.
+setDefaultTimeout(60_000);
 
 const MAIN = path.resolve(import.meta.dir, "../../src/cli/main.ts");
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");
@@ -26,13 +33,15 @@ test.each([
   [{ source: "https://huggingface.co/alone" }, "no address of a repository"],
   [{ source: "https://huggingface.co/a/b?token=x" }, "no address of a repository"],
   [{ model: "demo", source: "x" }, "not both"],
-  [{ model: "demo", name: "x" }, "--name goes with --source"],
+  [{ model: "demo", name: "x" }, "the demo has its name"],
 ])("%j is refused", (values, sentence) => {
   expect(() => readRequest(values)).toThrow(sentence);
 });
 
 test("any other name is one of the catalogue, and an address is a repository", () => {
-  expect(readRequest({ model: "Gemma4" })).toEqual({ kind: "named", name: "Gemma4" });
+  expect(readRequest({ model: "Gemma4" })).toEqual({ kind: "named", model: "Gemma4" });
+  const named = { kind: "named", model: "maple", name: "x" } as const;
+  expect(readRequest({ model: "maple", name: "x" })).toEqual(named);
   expect(readRequest({ source: "https://mirror.example/hf/owner/name/tree/v1" })).toEqual({
     kind: "repository",
     name: "name",
@@ -82,9 +91,18 @@ describe("the program", () => {
   });
   afterEach(() => hub.stop());
 
+  /** Variables of the next runs; without them no proxy and no mirror. */
+  let variables: Record<string, string>;
+  beforeEach(() => {
+    const names = ["http_proxy", "https_proxy", "no_proxy", "HF_ENDPOINT"];
+    const all = names.flatMap((name) => [name, name.toUpperCase()]);
+    variables = { ...Object.fromEntries(all.map((name) => [name, ""])), HF_TOKEN: "hf_secret" };
+  });
+  const withVariables = (change: Record<string, string>) => Object.assign(variables, change);
+
   async function mference(...args: string[]): Promise<{ code: number; out: string; err: string }> {
     const child = Bun.spawn([process.execPath, MAIN, ...args], {
-      env: { ...process.env, MFERENCE_HOME: home, HF_TOKEN: "hf_secret" },
+      env: { ...process.env, MFERENCE_HOME: home, ...variables },
       stdout: "pipe",
       stderr: "pipe",
     });
@@ -124,5 +142,108 @@ describe("the program", () => {
     expect(await mference(...args)).toMatchObject({ code: 8 });
     expect(await mference(...args, "--offline")).toMatchObject({ code: 8 });
     expect((await mference("discard", "model")).err).toContain("no unfinished install");
+  });
+
+  const INDEX_SHA256 = sha256(fs.readFileSync(path.join(SOURCE, "model.safetensors.index.json")));
+  const installArgs = (from = address()): string[] =>
+    ["install", "--source", from].concat("--index-sha256", INDEX_SHA256);
+  const tokensSeen = (): unknown[] => [
+    ...new Set(hub.requests.map(({ headers }) => headers.get("authorization"))),
+  ];
+
+  test("a complete model of the catalogue is there, whatever the network and the proxy", async () => {
+    const [, ...args] = installArgs();
+    await mference("install", "--name", "kept", ...args);
+    const file = path.join(home, "models/kept.gturbo/manifest.json");
+    const { sourceSha256 } = pinNamed("gemma4").pin;
+    editJson(file, (json) => (json["sourceSnapshotHash"] = `sha256:${sourceSha256}`));
+    withVariables({ HTTPS_PROXY: "http://127.0.0.1:1", HF_ENDPOINT: "https://127.0.0.1:1" });
+    for (const flags of [[], ["--offline"]]) {
+      const there = await mference("install", "gemma4", "--name", "kept", "--json", ...flags);
+      expect([there.code, there.err]).toEqual([0, "kept is installed already\n"]);
+      expect(JSON.parse(there.out)).toMatchObject({ name: "kept", family: "gemma4" });
+    }
+  });
+
+  test("a home that is a file is told in a sentence", async () => {
+    fs.writeFileSync(path.join(home, "file"), "");
+    withVariables({ MFERENCE_HOME: path.join(home, "file") });
+    const failed = await mference(...installArgs());
+    expect(failed.code).toBe(1);
+    expect(failed.err).toContain("cannot write");
+    expect(failed.err).not.toContain("fault of the program");
+  });
+
+  test("says why it waits, to people and to programs", async () => {
+    let isFirst = true;
+    hub.fault = ({ host }) => {
+      if (host !== "storage" || !isFirst) return undefined;
+      isFirst = false;
+      return { kind: "status", status: 503, headers: { "Retry-After": "2" } };
+    };
+    const { code, out, err } = await mference(...installArgs(), "--json");
+    expect(code).toBe(0);
+    const events = out
+      .trim()
+      .split("\n")
+      .map((line) => JSON.parse(line) as { event?: string });
+    expect(events.find(({ event }) => event === "waiting")).toMatchObject({
+      message: expect.stringContaining("answered 503") as string,
+      seconds: 2,
+    });
+    expect(err).toMatch(/asking again in 2\.00 s: .* answered 503/);
+  });
+
+  test("gives the token to the Hub, and to no server that merely is a source", async () => {
+    const { code, err } = await mference(...installArgs());
+    expect([code, tokensSeen()]).toEqual([0, [undefined]]);
+    expect(err).toContain("it does not get HF_TOKEN");
+    hub.requests.length = 0;
+    withVariables({ HF_ENDPOINT: hub.base.href });
+    expect(await mference("install", "--name", "again", ...installArgs().slice(1))).toMatchObject({
+      code: 0,
+    });
+    expect(new Set(tokensSeen())).toEqual(new Set([undefined, "Bearer hf_secret"]));
+    const storage = hub.requests.filter(({ host }) => host === "storage");
+    expect(storage.some(({ headers }) => headers.has("authorization"))).toBe(false);
+  });
+
+  test("asks a mirror below a path for a name of the catalogue, and says what it lacks", async () => {
+    withVariables({ HF_ENDPOINT: new URL("/mirrors/hf", hub.base).href });
+    const { code, err } = await mference("install", "GEMMA4");
+    expect(code).toBe(8);
+    expect(err).toContain(`warning: downloading from ${hub.base.origin}`);
+    expect(err).toContain("has no model.safetensors.index.json");
+    expect(hub.requests.map(({ target }) => target)).toEqual([
+      expect.stringMatching(
+        /^\/mirrors\/hf\/mlx-community\/gemma-4-26b-a4b-it-4bit\/resolve\/[0-9a-f]{40}\/model/,
+      ) as string,
+    ]);
+    expect(
+      await mference(...installArgs(new URL(`/hf/${REPOSITORY}`, hub.base).href)),
+    ).toMatchObject({ code: 0 });
+  });
+
+  test.each(["http_proxy", "HTTP_PROXY"])("goes through %s, which gets no token", async (name) => {
+    const proxy = await startProxy();
+    withVariables({ [name]: proxy.address, HF_ENDPOINT: hub.base.href });
+    const { code, out, err } = await mference(...installArgs());
+    proxy.stop();
+    expect(code).toBe(0);
+    expect(out + err).not.toMatch(/swordfish|hf_secret/);
+    expect(proxy.asked.length).toBe(hub.requests.length);
+    for (const { target, headers } of proxy.asked) {
+      expect([hub.base.origin, hub.storage.origin]).toContain(new URL(target).origin);
+      expect(headers["proxy-authorization"]).toBe(`Basic ${btoa("user:swordfish")}`);
+      expect(headers.authorization).toBeUndefined();
+    }
+  });
+
+  test("goes around a proxy where NO_PROXY says so", async () => {
+    const proxy = await startProxy();
+    withVariables({ HTTP_PROXY: proxy.address, NO_PROXY: "127.0.0.1" });
+    expect(await mference(...installArgs())).toMatchObject({ code: 0 });
+    proxy.stop();
+    expect(proxy.asked).toEqual([]);
   });
 });

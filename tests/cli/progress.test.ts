@@ -31,6 +31,24 @@ test("a terminal gets one line, four times a second, erased in the end", () => {
   expect(stderr()).toBe("\r\u001b[Kb (1.00 s)\r\u001b[Kd (1.25 s)\r\u001b[K");
 });
 
+test("a terminal's line is no longer than the terminal is wide", () => {
+  for (const [columns, shown] of [
+    [20, "0123456789 (1.00 s)"],
+    [0, "0123456789abcdef (1.00 s)"],
+    [3, " (1.00 s)"],
+  ] as const) {
+    let said = "";
+    const output = { isTerminal: true, columns, write: (text: string) => void (said += text) };
+    let now = 0;
+    const progress = new Progress({ output, isQuiet: false, now: () => now });
+    progress.update("0123456789abcdef");
+    now = 1000;
+    progress.tick();
+    progress.done();
+    expect(said).toBe(`\r\u001b[K${shown}\r\u001b[K`);
+  }
+});
+
 test("elsewhere there is a line a second while something changes, else a rare sign of life", () => {
   const { progress, at, stderr } = start(false);
   at(0, "a");

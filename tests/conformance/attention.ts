@@ -181,6 +181,7 @@ export const attentionCases: readonly ConformanceCase[] = [
   ropeCase("full head, a quarter of it live", 5, 262_139, () => frequencies(256, 1e6, 64)),
   ropeCase("small head", 129, 1000, () => frequencies(16, 1e4)),
   ropeCase("odd number of pairs", 2, 12_345, () => frequencies(37, 1e7)),
+  ropeCase("more pairs than threads of a group", 3, 77, () => frequencies(515, 1e6)),
 
   ...epilogueCase("sliding heads, ring wraps", { ...SLIDING, T: 3, N: 128, position: 2300, R: 32 }),
   ...epilogueCase("full heads", { ...FULL, T: 2, N: 256, position: 9, R: 16 }),
@@ -196,6 +197,15 @@ export const attentionCases: readonly ConformanceCase[] = [
     ...{ T: 2, H: 16, Hkv: 2, Dh: 256 },
     ...{ N: 32, position: 77, R: 80, normValues: false },
   }),
+  ...epilogueCase("heads that do not fill the last group", {
+    T: 3,
+    H: 9,
+    Hkv: 1,
+    Dh: 512,
+    N: 256,
+    position: 40,
+    R: 9,
+  }),
   ...epilogueCase("part of the head rotates", { ...SMALL, T: 2, N: 5, position: 77, R: 3 }),
   ...epilogueCase("large values", { ...SMALL, T: 2, N: 16, position: 3, R: 5, deviation: 1e4 }),
   halves,
@@ -203,10 +213,12 @@ export const attentionCases: readonly ConformanceCase[] = [
 
   ...attentionCase("sliding heads, one token", { ...SLIDING, T: 1, position: 300, R: 301 }),
   ...attentionCase("sliding heads, ring full", { ...QUARTER, T: 1, position: 5000 }),
+  ...attentionCase("sliding heads, some tokens", { ...QUARTER, T: 3, position: 1500 }),
   ...attentionCase("sliding heads, the last position", { ...QUARTER, T: 1, position: 262_143 }),
   ...attentionCase("sliding heads, a chunk", { ...QUARTER, T: 35, position: 3000, isHeavy: true }),
   ...attentionCase("full heads, first token", { ...FULL, T: 1, position: 0, R: 8 }),
   ...attentionCase("full heads, one token", { ...FULL, T: 1, position: 800, R: 820 }),
+  ...attentionCase("full heads, some tokens", { ...FULL, T: 3, position: 90, R: 93 }),
   ...attentionCase("full heads, a chunk", { ...FULL, T: 9, position: 310, R: 319, isHeavy: true }),
   ...attentionCase("small heads, prompt", { ...SMALL, window: 8, T: 70, position: 0, R: 77 }),
   ...attentionCase("small heads, window in a ring", {

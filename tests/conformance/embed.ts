@@ -30,6 +30,7 @@ function embedCase({ T, D, V, bits }: Shape, multiplier: number): ConformanceCas
 
 export const embedCases: readonly ConformanceCase[] = [
   embedCase({ T: 1, D: 2816, V: 5, bits: 4 }, Math.sqrt(2816)),
+  embedCase({ T: 3, D: 2816, V: 7, bits: 8 }, Math.sqrt(2816)),
   embedCase({ T: 9, D: 704, V: 17, bits: 4 }, 1),
   embedCase({ T: 3, D: 64, V: 2, bits: 8 }, 8),
   embedCase({ T: 4, D: 320, V: 9, bits: 8 }, Math.sqrt(320)),

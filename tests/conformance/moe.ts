@@ -70,8 +70,11 @@ const times = (
   O: number,
 ) => matmul(x.subarray(row * width, (row + 1) * width), w, { T: 1, O });
 
+/** What an emulated or instrumented run would take too long for. */
+const isHeavy = ({ T, K, D, F }: RoutedShape): boolean => T * K * D * F > 2e6;
+
 function gateCase(shape: RoutedShape, activationBits: number): ConformanceCase {
-  return defineCase(routedGate, nameOf(shape, activationBits), () => {
+  const build = () => {
     const { T, K, E, D, F, bits, activation } = shape;
     const random = createRandom(T * 64 + K + D);
     const { expertOf, pairs, groups } = route(random, shape);
@@ -99,11 +102,12 @@ function gateCase(shape: RoutedShape, activationBits: number): ConformanceCase {
       inputs: { slab, x, groups, pairs },
       expected: { hidden },
     };
-  });
+  };
+  return defineCase(routedGate, nameOf(shape, activationBits), build, { isHeavy: isHeavy(shape) });
 }
 
 function downCase(shape: RoutedShape, activationBits: number): ConformanceCase {
-  return defineCase(routedDown, nameOf(shape, activationBits), () => {
+  const build = () => {
     const { T, K, E, D, F, bits } = shape;
     const random = createRandom(T * 96 + K + D);
     const { expertOf, pairs, groups } = route(random, shape);
@@ -121,10 +125,12 @@ function downCase(shape: RoutedShape, activationBits: number): ConformanceCase {
       inputs: { slab, hidden, groups, pairs },
       expected: { y },
     };
-  });
+  };
+  return defineCase(routedDown, nameOf(shape, activationBits), build, { isHeavy: isHeavy(shape) });
 }
 
 const { geluTanh, silu } = ACTIVATION;
+/** For both products: D and F are columns of one and rows of the other. */
 const shapes: readonly RoutedShape[] = [
   { T: 1, K: 8, E: 9, D: 384, F: 128, bits: 4, activation: geluTanh },
   { T: 1, K: 1, E: 1, D: 64, F: 64, bits: 8, activation: silu },
@@ -133,11 +139,30 @@ const shapes: readonly RoutedShape[] = [
   { T: 140, K: 2, E: 2, D: 64, F: 64, bits: 4, activation: geluTanh },
   { T: 1, K: 2, E: 3, D: 2816, F: 192, bits: 4, activation: geluTanh },
   { T: 2, K: 2, E: 2, D: 128, F: 704, bits: 4, activation: geluTanh },
+  { T: 3, K: 8, E: 128, D: 64, F: 64, bits: 4, activation: geluTanh },
+  { T: 33, K: 8, E: 128, D: 64, F: 64, bits: 4, activation: geluTanh },
 ];
 
-export const moeCases: readonly ConformanceCase[] = shapes.flatMap((shape) =>
-  [32, 16].flatMap((activationBits) => [
-    gateCase(shape, activationBits),
-    downCase(shape, activationBits),
-  ]),
-);
+/**
+ * Experts of the 26B model: 8 of 128 of them, and columns of 2816 and 704 with a ragged end of rows; for
+ * many tokens an expert with more than two tiles of pairs.
+ */
+const gateShapes: readonly RoutedShape[] = [
+  { T: 1, K: 8, E: 9, D: 2816, F: 19, bits: 4, activation: geluTanh },
+  { T: 67, K: 1, E: 1, D: 2816, F: 67, bits: 4, activation: geluTanh },
+];
+const downShapes: readonly RoutedShape[] = [
+  { T: 2, K: 8, E: 9, D: 19, F: 704, bits: 4, activation: geluTanh },
+  { T: 67, K: 1, E: 1, D: 131, F: 704, bits: 4, activation: geluTanh },
+];
+
+const inBoth = (
+  makeCase: typeof gateCase,
+  of: readonly RoutedShape[],
+): readonly ConformanceCase[] =>
+  of.flatMap((shape) => [32, 16].map((activationBits) => makeCase(shape, activationBits)));
+
+export const moeCases: readonly ConformanceCase[] = [
+  ...inBoth(gateCase, [...shapes, ...gateShapes]),
+  ...inBoth(downCase, [...shapes, ...downShapes]),
+];

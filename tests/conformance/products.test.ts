@@ -29,7 +29,7 @@ function run(device: Device, conformanceCase: ConformanceCase, parts: readonly C
       created[i]!.bytes.set(expected !== undefined && output !== undefined ? output : bytes);
     }
     device.submit(commands(created.map(({ id }) => id)));
-    device.finish(60);
+    device.finish();
     output = created[buffers.findIndex(({ expected }) => expected !== undefined)]!.bytes.slice();
     for (const buffer of created) device.destroyBuffer(buffer);
   }

@@ -219,6 +219,13 @@ describe.skipIf(refusal !== undefined)(mountsTitle, () => {
     expect(hidden).toEqual({ stdout: ANSWER, stderr: "", exit: 0 });
   });
 
+  test("answers for the first time where no temporary file can be written", async () => {
+    const TMPDIR = temporaryFolder();
+    const prepare = 'mount -t tmpfs -o ro none "$place"; ! touch "$place/file" 2>/dev/null';
+    const answer = await ask(TMPDIR, prepare, { TMPDIR, HOME: temporaryFolder() });
+    expect(answer).toEqual({ stdout: ANSWER, stderr: "", exit: 0 });
+  });
+
   test.each([
     { mount: "noexec", says: "is on a file system for data only (noexec)" },
     { mount: "ro", says: "read-only file system" },

@@ -2,10 +2,11 @@
  * Seeded damage to every file that an install or a load reads: each is refused in a sentence or accepted,
  * and what is accepted comes back the same when it is written and read again.
  */
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../../src/util/errors.ts";
+import { sha256 } from "../../src/format/digest.ts";
 import { encodeLayout, parseLayout, type LayoutExpectation } from "../../src/format/layout.ts";
 import {
   checkManifestStructure,
@@ -20,11 +21,17 @@ import { systemIo } from "../../src/install/durable.ts";
 import { installLocal } from "../../src/install/install.ts";
 import { readSaved, resumePath, writeSaved } from "../../src/install/resume.ts";
 import { parseIndex } from "../../src/install/source.ts";
+import { verifyPackage } from "../../src/install/verify.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom, type Random } from "../reference/random.ts";
 
+setDefaultTimeout(120_000);
+
+/** For each kind of file. */
 const INPUTS = 4000;
+/** Of whole installs and verifications. */
+const WHOLE_INPUTS = 600;
 const TOKENS = [
   "0",
   "-1",
@@ -64,7 +71,11 @@ beforeAll(async () => {
 });
 
 const counts: Record<string, [accepted: number, refused: number]> = {};
-afterAll(() => process.stderr.write(`fuzzed, accepted and refused: ${JSON.stringify(counts)}\n`));
+afterAll(() => {
+  const total = Object.values(counts).reduce((sum, [good, bad]) => sum + good + bad, 0);
+  const text = JSON.stringify(counts);
+  process.stderr.write(`fuzzed ${total} inputs, accepted and refused: ${text}\n`);
+});
 
 /** The text with one to three things done to it. */
 function damaged(text: string, random: Random): Uint8Array {
@@ -129,6 +140,7 @@ function fuzz(name: string, text: string, read: (bytes: Uint8Array) => unknown):
   expect(INPUTS - accepted).toBeGreaterThan(INPUTS / 4);
 }
 
+const byName = (a: { name: string }, b: { name: string }): number => (a.name < b.name ? -1 : 1);
 const encode = (value: unknown): Uint8Array => new TextEncoder().encode(JSON.stringify(value));
 const textOf = (file: string): string => fs.readFileSync(file, "utf8");
 
@@ -143,11 +155,22 @@ describe("damage to", () => {
       const sizeBytes = bytes.length + damage.length - length;
       const tensors = parseSafetensorsHeader(damage, { ...place, sizeBytes });
       let end = 8 + damage.length;
+      const again: Record<string, unknown> = {};
       for (const tensor of [...tensors.values()].toSorted((a, b) => a.offset - b.offset)) {
         expect(tensor.offset).toBe(end);
         end += tensor.bytes;
+        const { dtype, shape, offset } = tensor;
+        const [first, last] = [offset, end].map((at) => at - 8 - damage.length);
+        again[tensor.name] = { dtype, shape, data_offsets: [first, last] };
       }
       expect(end).toBe(sizeBytes);
+      const written = encode(again);
+      const shift = written.length - damage.length;
+      const found = parseSafetensorsHeader(written, { ...place, sizeBytes: sizeBytes + shift });
+      const shifted = [...tensors.values()].map((tensor) =>
+        Object.assign({}, tensor, { offset: tensor.offset + shift }),
+      );
+      expect([...found.values()].toSorted(byName)).toEqual(shifted.toSorted(byName));
     });
   });
 
@@ -155,9 +178,10 @@ describe("damage to", () => {
     fuzz("index", textOf(path.join(source, "model.safetensors.index.json")), (damage) => {
       const shards = parseIndex(damage, "index");
       for (const name of shards.keys()) expect(name).not.toMatch(/[/\\\0]|\.\./);
-      const weightMap = Object.fromEntries([...shards.values()].flat());
-      const again = parseIndex(encode({ weight_map: weightMap }), "index");
-      expect([...again.keys()].toSorted()).toEqual([...shards.keys()].toSorted());
+      const entries = [...shards.values()].flat();
+      const text = encode({ weight_map: Object.fromEntries(entries) });
+      const again = [...parseIndex(text, "index").values()].flat();
+      expect(new Map(again)).toEqual(new Map(entries));
     });
   });
 
@@ -166,11 +190,15 @@ describe("damage to", () => {
       const manifest = parseManifest(damage, "manifest.json");
       checkManifestStructure(manifest);
       const { magic: _, versionMajor: _1, versionMinor: _2, flags: _3, quant, ...rest } = manifest;
-      if (quant === undefined) return;
-      const content: ManifestContent = { ...rest, quant };
-      const again = parseManifest(encodeManifest(content), "manifest.json");
-      expect(again.files).toEqual(manifest.files);
-      expect(again.arch).toEqual(manifest.arch);
+      // One without `quant` is a manifest, though not one that is ever loaded.
+      const content = { ...rest, ...(quant === undefined ? {} : { quant }) } as ManifestContent;
+      const { versionMinor, flags, ...again } = parseManifest(encodeManifest(content), "again");
+      expect([versionMinor, flags["turboQuantKV"]]).toEqual([0, false]);
+      expect({ ...again, versionMinor: 0, flags: {} }).toEqual({
+        ...manifest,
+        versionMinor: 0,
+        flags: {},
+      });
     });
   });
 
@@ -221,8 +249,9 @@ describe("damage to", () => {
     fuzz("record", JSON.stringify(saved), (damage) => {
       fs.writeFileSync(resumePath(record), damage);
       const found = readSaved(record)!;
-      writeSaved(record, found, { ...systemIo });
-      expect(readSaved(record)!.totalSourceBytes).toBe(found.totalSourceBytes);
+      writeSaved(record, found, systemIo);
+      const ranges = found.completedRanges.toSorted((a, b) => (a.id < b.id ? -1 : 1));
+      expect(readSaved(record)).toEqual({ ...found, completedRanges: ranges });
     });
   });
 
@@ -231,3 +260,109 @@ describe("damage to", () => {
     expect(names).toEqual(["m.gturbo", "m.gturbo.install.lock", "r.gturbo.resume.json"]);
   });
 });
+
+/** Places below a folder, with what tells whether they were written to. */
+function placesBelow(above: string, ignored: RegExp): string[] {
+  return (fs.readdirSync(above, { recursive: true }) as string[])
+    .filter((name) => !ignored.test(name))
+    .map((name) => {
+      const { mtimeMs, size, ino } = fs.lstatSync(path.join(above, name));
+      return fs.lstatSync(path.join(above, name)).isFile()
+        ? `${name} ${ino} ${size} ${mtimeMs}`
+        : name;
+    })
+    .toSorted();
+}
+
+/** Runs work that is to succeed or to be refused; whether it succeeded. */
+async function isAccepted(name: string, work: () => Promise<unknown>): Promise<boolean> {
+  const count = (counts[name] ??= [0, 0]);
+  try {
+    await work();
+    count[0] += 1;
+    return true;
+  } catch (error) {
+    if (!(error instanceof MferenceError)) throw error;
+    count[1] += 1;
+    return false;
+  }
+}
+
+describe("with damage to one of its files", () => {
+  test("a checkpoint is installed or refused, and nothing else is written", async () => {
+    const above = temporaryFolder();
+    const checkpoint = path.join(above, "checkpoint");
+    fs.cpSync(source, checkpoint, { recursive: true });
+    fs.writeFileSync(path.join(above, "mine"), "kept");
+    const random = createRandom(5);
+    const shard = fs.readdirSync(checkpoint).find((name) => name.endsWith(".safetensors"))!;
+    for (let input = 0; input < WHOLE_INPUTS; input += 1) {
+      const name = ["config.json", "model.safetensors.index.json", shard][input % 3]!;
+      const file = path.join(checkpoint, name);
+      const whole = fs.readFileSync(file);
+      fs.writeFileSync(
+        file,
+        name === shard ? damagedShard(whole, random) : damaged(whole.toString(), random),
+      );
+      const before = placesBelow(above, /^models/);
+      const options = { source: checkpoint, name: "x", models: path.join(above, "models") };
+      const isInstalled = await isAccepted("installs", () => installLocal(options));
+      expect(placesBelow(above, /^models/)).toEqual(before);
+      const left = fs.readdirSync(options.models).toSorted();
+      expect(left).toEqual([...(isInstalled ? ["x.gturbo"] : []), "x.gturbo.install.lock"]);
+      fs.rmSync(path.join(options.models, "x.gturbo"), { recursive: true, force: true });
+      fs.writeFileSync(file, whole);
+    }
+  });
+
+  test("a package is verified or refused, and only its receipt is written", async () => {
+    const above = temporaryFolder();
+    const copy = path.join(above, "x.gturbo");
+    fs.cpSync(directory, copy, { recursive: true });
+    const ignored = /verified-install.json|install.lock/;
+    const random = createRandom(6);
+    const place = (name: string): string => path.join(copy, name);
+    const manifest = textOf(place("manifest.json"));
+    const layout = textOf(place("packed_experts/layout.json"));
+    for (let input = 0; input < WHOLE_INPUTS; input += 1) {
+      fs.writeFileSync(place("packed_experts/layout.json"), layout);
+      fs.writeFileSync(place("manifest.json"), manifest);
+      if (input % 3 === 0) fs.writeFileSync(place("manifest.json"), damaged(manifest, random));
+      else if (input % 3 === 1) damageLayout(place, { manifest, layout, random });
+      else
+        fs.writeFileSync(
+          place("verified-install.json"),
+          damaged(textOf(path.join(directory, "verified-install.json")), random),
+        );
+      const before = placesBelow(above, ignored);
+      const isVerified = await isAccepted("verifications", () =>
+        verifyPackage(copy, { full: true }),
+      );
+      expect(placesBelow(above, ignored)).toEqual(before);
+      // A receipt is only replaced.
+      if (input % 3 === 2) expect(isVerified).toBe(true);
+    }
+    expect(fs.readdirSync(above).toSorted()).toEqual(["x.gturbo", "x.gturbo.install.lock"]);
+  });
+});
+
+/** Header and payload of a shard, the header damaged and its length as it is then. */
+function damagedShard(whole: Buffer, random: Random): Uint8Array {
+  const length = Number(whole.readBigUInt64LE(0));
+  const header = damaged(whole.subarray(8, 8 + length).toString(), random);
+  const prefix = Buffer.alloc(8);
+  prefix.writeBigUInt64LE(BigInt(header.length));
+  return Buffer.concat([prefix, header, whole.subarray(8 + length)]);
+}
+
+/** A damaged layout of which the manifest has the right digest. */
+function damageLayout(
+  place: (name: string) => string,
+  { manifest, layout, random }: { manifest: string; layout: string; random: Random },
+): void {
+  const bytes = damaged(layout, random);
+  fs.writeFileSync(place("packed_experts/layout.json"), bytes);
+  const json = JSON.parse(manifest) as { files: Record<string, unknown> };
+  json.files["packed_experts/layout.json"] = { size: bytes.length, sha256: sha256(bytes) };
+  fs.writeFileSync(place("manifest.json"), JSON.stringify(json));
+}

@@ -1,7 +1,14 @@
 import { describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
-import { openDirect, type ReadAt, readAt, readWhole } from "../../src/experts/reader.ts";
+import {
+  openDirect,
+  type ReadAt,
+  readAt,
+  readEach,
+  READS_IN_FLIGHT,
+  readWhole,
+} from "../../src/experts/reader.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { failureOf } from "../fixtures/failures.ts";
 
@@ -126,5 +133,53 @@ describe("direct reads", () => {
     }
     fs.closeSync(descriptor);
     expect(openDirect(descriptor)).toBeUndefined();
+  });
+});
+
+describe("several reads", () => {
+  /** Reads that end when they are told to. */
+  function controlled(count: number) {
+    const begun: number[] = [];
+    const told: number[] = [];
+    const reads = Array.from({ length: count }, () => Promise.withResolvers<void>());
+    const read = (index: number): Promise<void> => {
+      begun.push(index);
+      return reads[index]!.promise;
+    };
+    return { begun, told, reads, all: readEach(count, read, (index) => told.push(index)) };
+  }
+
+  test("run a few at a time, and are told of in order", async () => {
+    const { begun, told, reads, all } = controlled(6);
+    expect(begun).toEqual([0, 1, 2]);
+    expect(READS_IN_FLIGHT).toBe(3);
+    reads[2]!.resolve();
+    await Bun.sleep(0);
+    expect([begun, told]).toEqual([[0, 1, 2, 3], []]);
+    reads[0]!.resolve();
+    await Bun.sleep(0);
+    expect([begun, told]).toEqual([[0, 1, 2, 3, 4], [0]]);
+    for (const { resolve } of reads) resolve();
+    await all;
+    expect(told).toEqual([0, 1, 2, 3, 4, 5]);
+  });
+
+  test("begin no other after a failure, and end when none is under way", async () => {
+    const { begun, told, reads, all } = controlled(6);
+    const failure = failureOf(() => all);
+    let hasEnded = false;
+    void failure.then(() => (hasEnded = true));
+    reads[1]!.reject(new Error("first"));
+    await Bun.sleep(0);
+    reads[0]!.resolve();
+    await Bun.sleep(0);
+    expect([begun, told, hasEnded]).toEqual([[0, 1, 2], [0], false]);
+    reads[2]!.reject(new Error("second"));
+    expect((await failure).message).toBe("first");
+    expect(begun).toEqual([0, 1, 2]);
+  });
+
+  test("may be none", async () => {
+    await controlled(0).all;
   });
 });

@@ -6,7 +6,7 @@
  * largest value where that is more (the final norm of some fixtures reaches 270, where float32 itself is
  * 5e-4 away from float64), and a cosine of at least 0.999999; routed weights 1e-5, or as far as the truth
  * itself is from float64; routed experts equal. Where a fixture has logits of ids fed one by one, a
- * recurrent form must be within 1e-5 of their largest.
+ * recurrent form must be within 1e-5 of their largest, and as far as they themselves are from float64.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -199,7 +199,7 @@ function allowanceOf(
   if (stage.endsWith(".experts")) return () => Number.MIN_VALUE;
   if (stage.endsWith(".weights")) return () => 1e-5 + distance;
   const largest = Array.from(values).reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-  if (stage === "logits_steps") return () => 1e-5 * largest;
+  if (stage === "logits_steps") return () => 1e-5 * largest + distance;
   return (wanted) => Math.max(2e-4 + 1e-4 * Math.abs(wanted), 1e-5 * largest);
 }
 

@@ -31,14 +31,14 @@ const PIPELINE = "src/experts/pipeline.ts";
 
 /** Pairs of neighbours: the whole head, since pairs that do not rotate have the angle 0. */
 const NEIGHBOURING_PAIRS = `
-  for (uint32_t i = 0; h->table != NULL && i < h->N; i++) {
-    const float c = h->table[2 * i], s = h->table[2 * i + 1];
+  for (uint32_t i = 0; i < h->N; i++) {
+    const float c = h->cosines[i], s = h->sines[i];
     const float a = h->source[2 * i] * h->factor[0] * mf_bf16(h->weight[2 * i]);
     const float b = h->source[2 * i + 1] * h->factor[0] * mf_bf16(h->weight[2 * i + 1]);
     ((float *)out)[2 * i] = a * c - b * s;
     ((float *)out)[2 * i + 1] = b * c + a * s;
   }
-  if (h->table != NULL && !is_half) return;
+  if (h->N != 0 && !is_half) return;
 `;
 
 const ATTENTION: readonly Mutation[] = [
@@ -68,8 +68,8 @@ const ATTENTION: readonly Mutation[] = [
     edits: [
       {
         file: ROTARY,
-        from: "  const uint32_t N = h->table == NULL ? 0 : h->N;",
-        to: `${NEIGHBOURING_PAIRS}  const uint32_t N = h->table == NULL ? 0 : h->N;`,
+        from: "  const uint32_t N = h->N;\n",
+        to: `  const uint32_t N = h->N;\n${NEIGHBOURING_PAIRS}`,
       },
     ],
   },
@@ -236,7 +236,13 @@ const FEED_FORWARD: readonly Mutation[] = [
   {
     name: "miss-not-read",
     title: "the first missing expert of a plan is not read",
-    edits: [{ file: PIPELINE, from: "plan.misses.map((", to: "plan.misses.slice(1).map((" }],
+    edits: [
+      {
+        file: PIPELINE,
+        from: "if (failure === undefined) await",
+        to: "if (failure === undefined && position !== plan.misses[0]) await",
+      },
+    ],
   },
   {
     name: "stale-slot",

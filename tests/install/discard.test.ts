@@ -26,6 +26,14 @@ test("removes the files and the record of one unfinished install, damaged or not
   ]);
 });
 
+test("takes a name in any case where only one is meant", () => {
+  const models = unfinished();
+  fs.mkdirSync(path.join(models, "M.gturbo.partial"));
+  expect(path.basename(discardPartial("M", models))).toBe("M.gturbo.partial");
+  expect(path.basename(discardPartial("M", models))).toBe("m.gturbo.partial");
+  expect(path.basename(discardPartial("N", models))).toBe("n.gturbo.partial");
+});
+
 test("follows no link", async () => {
   const models = temporaryFolder();
   const victim = temporaryFolder();

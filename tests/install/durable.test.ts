@@ -15,6 +15,7 @@ import { temporaryFolder } from "../fixtures/checkpoints.ts";
 
 const bytes = new TextEncoder().encode("content");
 const fullIo: InstallIo = {
+  ...systemIo,
   availableBytes: () => 0,
   write() {
     throw Object.assign(new Error("full"), { code: "ENOSPC" });
@@ -89,5 +90,38 @@ describe("checkSpace", () => {
     expect(() => checkSpace(temporaryFolder(), Number.MAX_SAFE_INTEGER, systemIo)).toThrow(
       "not enough",
     );
+  });
+});
+
+describe("every change of the disk", () => {
+  const folder = path.resolve(import.meta.dir, "../../src/install");
+  const sources = new Map(
+    fs
+      .readdirSync(folder)
+      .map((name) => [name, fs.readFileSync(path.join(folder, name), "utf8")] as const),
+  );
+  /** What of `fs` changes nothing; any other call must be one of `systemIo`. */
+  const reading =
+    /^(constants|closeSync|existsSync|fstatSync|lstatSync|read|readSync|readdirSync|readFileSync|realpathSync|statSync)$/;
+  const callsOf = (text: string) => [...text.matchAll(/\bfs\.(\w+)/g)].map((match) => match[1]!);
+
+  test("goes through the seam", () => {
+    const systemIoText = /systemIo: InstallIo = \{[^]*?\n\};\n/.exec(
+      sources.get("durable.ts")!,
+    )![0];
+    expect(callsOf(systemIoText).filter((call) => !reading.test(call)).length).toBeGreaterThan(8);
+    for (const [name, text] of sources) {
+      const outside = text.replace(systemIoText, "");
+      const changing = callsOf(outside).filter(
+        (call) => !/^[A-Z]/.test(call) && !reading.test(call),
+      );
+      expect([name, changing]).toEqual([name, []]);
+      expect([name, /Bun\.(write|file|spawn)|fs\/promises|node:child_process/.test(text)]).toEqual([
+        name,
+        false,
+      ]);
+      // Nor under another name.
+      expect([name, /import (?!fs )[^;]* from "node:fs"/.test(text)]).toEqual([name, false]);
+    }
   });
 });

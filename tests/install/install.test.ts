@@ -303,6 +303,7 @@ describe("an install that fails leaves nothing", () => {
   test("without disk space, before it writes", async () => {
     let writes = 0;
     const io: InstallIo = {
+      ...systemIo,
       availableBytes: () => 1_000_000,
       write(descriptor, bytes, offset) {
         writes += 1;
@@ -318,6 +319,7 @@ describe("an install that fails leaves nothing", () => {
   test.each([0, 1, 7, 100])("when the disk becomes full at write %d", async (full) => {
     let writes = 0;
     const io: InstallIo = {
+      ...systemIo,
       availableBytes: () => 1e12,
       write(descriptor, bytes, offset) {
         writes += 1;

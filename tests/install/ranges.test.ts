@@ -45,18 +45,37 @@ describe("planRanges", () => {
     ]);
   });
 
+  test("splits what is transformed at whole units", () => {
+    const transform = { kind: "unpackInt2ToInt4" } as const;
+    const ranges = planRanges(plan([{ ...copy(10, 12, 100), transform }]), 5);
+    const pieces = ranges.flatMap(({ copies }) => copies);
+    expect(pieces.map(({ sourceOffset }) => sourceOffset)).toEqual([10, 14, 18]);
+    expect(pieces.map(({ targetOffset }) => targetOffset)).toEqual([100, 108, 116]);
+  });
+
   test("numbers ranges in sweep order and sorts their copies by target", () => {
     const ranges = planRanges(plan([copy(0, 5, 50), copy(5, 5, 0), copy(900, 5)]), 100);
     expect(ranges.map(({ id }) => id)).toEqual(["range-00000000", "range-00000001"]);
     expect(ranges[0]!.copies.map(({ targetOffset }) => targetOffset)).toEqual([0, 50]);
   });
 
-  test.each([
+  test.each<[string, readonly Copy[], string]>([
     ["an empty copy", [copy(0, 0)], "is empty"],
     ["a copy beyond its file", [copy(0, 10, 999_995)], "beyond its 1000000 bytes"],
     ["a copy to another file", [{ ...copy(0, 1), target: "x" }], "not planned"],
     ["two copies that meet", [copy(0, 10, 0), copy(20, 10, 9)], "overlap in t at 9"],
     ["a copy that wraps", [copy(2 ** 53 - 2, 10, 0)], "2^53"],
+    ["a target that wraps", [copy(0, 10, 2 ** 53 - 2)], "2^53"],
+    [
+      "a copy of half a unit",
+      [{ ...copy(0, 6), transform: { kind: "unpackInt2ToInt4" } }],
+      "no whole number of units",
+    ],
+    [
+      "a repetition that wraps",
+      [{ ...copy(0, 2), transform: { kind: "repeatBf16", count: 2 ** 53, isNegated: false } }],
+      "2^53",
+    ],
   ])("refuses %s", (_, copies, sentence) => {
     expect(() => planRanges(plan(copies))).toThrow(sentence);
   });

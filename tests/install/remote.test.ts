@@ -16,7 +16,7 @@ import {
   type Fault,
   type Hub,
   type HubRequest,
-} from "../fixtures/hub.ts";
+} from "../support/hub.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");
@@ -134,7 +134,8 @@ describe("a download", () => {
     expect(hub.requests).toEqual([]);
   });
 
-  test("reports bytes up to the whole", async () => {
+  test("reports bytes up to the whole, and never fewer than before", async () => {
+    faultAt(1, { kind: "short" }, 2);
     const seen: number[] = [];
     let total = 0;
     await installRemote(
@@ -147,6 +148,7 @@ describe("a download", () => {
       }),
     );
     expect(seen[0]).toBe(0);
+    expect(seen).toEqual(seen.toSorted((left, right) => left - right));
     expect(seen.at(-1)).toBe(total);
     expect(total).toBeGreaterThan(0);
   });
@@ -373,6 +375,52 @@ describe("an interrupted download", () => {
     expect(readSaved(directory())).toBeDefined();
   });
 
+  test("stays when the configuration has become another one under the same commit", async () => {
+    await interrupt(2);
+    // White space changes neither the plan nor its fingerprint.
+    const config = fs.readFileSync(path.join(SOURCE, "config.json"));
+    const changed = path.join(temporaryFolder(), "changed");
+    fs.cpSync(SOURCE, changed, { recursive: true });
+    fs.writeFileSync(path.join(changed, "config.json"), Buffer.concat([config, Buffer.from(" ")]));
+    const other = await startHub(changed);
+    const failure = await failureOf(() => installRemote(options({ base: other.base })));
+    other.stop();
+    expect(failure.code).toBe("install.state");
+    expect(failure.message).toContain(`its configSHA256 is ${sha256(config)}`);
+    expect(readSaved(directory())).toBeDefined();
+  });
+
+  test("follows no link or pipe that has come into its folder", async () => {
+    await interrupt(2);
+    const partial = `${directory()}.partial`;
+    const victim = path.join(models, "victim");
+    fs.writeFileSync(victim, "mine");
+    const layer = path.join(partial, "packed_experts/layer_00.bin");
+    const kept = fs.readFileSync(layer);
+    const ways = [
+      () => fs.symlinkSync(victim, layer),
+      () => Bun.spawnSync(["mkfifo", layer]),
+      () => fs.mkdirSync(layer),
+    ];
+    for (const put of ways) {
+      fs.rmSync(layer, { recursive: true });
+      put();
+      expect((await failureOf(() => installRemote(options()))).code).toBe("format.path");
+    }
+    fs.rmSync(layer, { recursive: true });
+    fs.writeFileSync(layer, kept);
+    // What is in the way of a temporary file goes; where a link leads is left alone.
+    const inTheWay = path.join(partial, ".range.tmp");
+    fs.rmSync(inTheWay, { force: true });
+    fs.symlinkSync(victim, inTheWay);
+    const other = path.join(partial, ".range-1.tmp");
+    fs.rmSync(other, { force: true });
+    fs.mkdirSync(path.join(other, "below"), { recursive: true });
+    await installRemote(options());
+    await expectInstalled();
+    expect(fs.readFileSync(victim, "utf8")).toBe("mine");
+  });
+
   test("is not thrown away for a local install", async () => {
     await interrupt(2);
     const failure = await failureOf(() => installLocal({ source: SOURCE, name: "m", models }));
@@ -428,6 +476,26 @@ describe("an interrupted download", () => {
     await installRemote(options());
     await expectInstalled();
   });
+});
+
+test("an install that waits for its first answer holds the lock, and gives it back when it is cancelled", async () => {
+  hub.fault = () => ({ kind: "hang" });
+  const controller = new AbortController();
+  const limits = { ...options().limits, idleMs: 60_000 };
+  const first = failureOf(() => installRemote(options({ signal: controller.signal, limits })));
+  while (hub.requests.length === 0) await Bun.sleep(1);
+  const alias = path.join(temporaryFolder(), "alias");
+  fs.symlinkSync(models, alias);
+  for (const place of [models, alias]) {
+    expect((await failureOf(() => installRemote(options({ models: place })))).code).toBe(
+      "install.busy",
+    );
+  }
+  controller.abort();
+  expect((await first).code).toBe("install.cancelled");
+  hub.fault = () => undefined;
+  await installRemote(options());
+  await expectInstalled();
 });
 
 test("links in the place of the package's files are not followed", async () => {

@@ -55,6 +55,22 @@ test("tries as often as it may, and waits at least as long as it is told", async
   expect(slept).toEqual([1500, 2249]);
 });
 
+test("each wait is told of, with its reason", async () => {
+  const told: [string, number][] = [];
+  const onWait = (failure: MferenceError, ms: number): void =>
+    void told.push([failure.message, ms]);
+  const again = new MferenceError("install.network", "it was away");
+  let left = 2;
+  const attempt = async () =>
+    await Promise.resolve(left-- > 0 ? { again, afterMs: 5000 } : { value: 1 });
+  const quick = { ...clock, sleep: () => Promise.resolve() };
+  await retrying<number>(attempt, { attempts: 4, baseMs: 1, clock: quick, onWait }, undefined);
+  expect(told).toEqual([
+    ["it was away", 5000],
+    ["it was away", 5000],
+  ]);
+});
+
 test("a signal ends the wait", async () => {
   const controller = new AbortController();
   setTimeout(() => controller.abort(new Error("enough")), 10);

@@ -97,6 +97,19 @@ describe("verifyPackage", () => {
     await verifyPackage(alias, { full: true });
   });
 
+  test("eight at once leave one valid receipt and nothing else", async () => {
+    const directory = await packageOf();
+    const before = fs.readdirSync(directory).toSorted();
+    const outcomes = await Promise.allSettled(
+      Array.from({ length: 8 }, () => verifyPackage(directory, { full: true })),
+    );
+    const failed = outcomes.filter((outcome) => outcome.status === "rejected");
+    expect(failed.length).toBeLessThan(8);
+    for (const { reason } of failed) expect(reason).toMatchObject({ code: "install.busy" });
+    expect(fs.readdirSync(directory).toSorted()).toEqual(before);
+    await open(directory, "trusted-receipt");
+  });
+
   test("verifies a package that may only be read, and writes no receipt", async () => {
     const directory = await packageOf();
     const receipt = path.join(directory, "verified-install.json");

@@ -8,10 +8,11 @@ import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { failureOf } from "../fixtures/failures.ts";
 
 /** A Swift of the test's own: writes its arguments where the package manager leaves the library. */
-function fakeSwift(lines = ""): string {
+function fakeSwift(lines = "", version = "Swift version 6.0.3 (swift-6.0.3-RELEASE)"): string {
   const path = join(temporaryFolder(), "swift");
   const product = `libmference.${SUFFIX}`;
-  const script = `for word; do [ "$previous" = --scratch-path ] && folder=$word; previous=$word; done
+  const script = `[ "$1" = --version ] && { echo "${version}"; exit; }
+for word; do [ "$previous" = --scratch-path ] && folder=$word; previous=$word; done
 ${lines}
 mkdir -p "$folder/release" && echo "$@" > "$folder/release/${product}"`;
   writeFileSync(path, `#!/bin/sh\n${script}\n`, { mode: 0o755 });
@@ -43,6 +44,23 @@ describe("the Metal library", () => {
     expect(failure.message).toContain("no-such-swift was not found");
     expect(failure.message).toMatch(/xcode-select --install|apt install swiftlang/);
     expect(metalHindrance("sh")).toBeUndefined();
+  });
+
+  test.each([
+    ["Swift version 5.10.1 (swift-5.10.1-RELEASE)", /says Swift version 5\.10\.1: \S/],
+    [
+      "xcode-select: note: No developer tools were found",
+      /says "xcode-select: note: No dev[^"]+": \S/,
+    ],
+  ])("is not built by a Swift that says %p", async (version, says) => {
+    const buildDir = temporaryFolder();
+    const swift = fakeSwift("", version);
+    const failure = await failureOf(() => buildMetalLibrary({ buildDir, swift }));
+    expect(failure.code).toBe("native.build");
+    expect(failure.message).toStartWith("the Metal device needs Swift 6 and ");
+    expect(failure.message).toMatch(says);
+    expect(failure.message).not.toContain("\n");
+    expect(readdirSync(buildDir)).toEqual([]);
   });
 
   test("shows the compiler's own first errors, which it prints to its output", async () => {

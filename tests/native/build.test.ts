@@ -1,6 +1,6 @@
 /** The build of the device library: reuse, its sentences, and two builds at once. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { buildDeviceLibrary, deviceUnits } from "../../src/native/build.ts";
@@ -72,13 +72,20 @@ describe("the device library", () => {
     const buildDir = join(scratch, "old");
     const young = await buildDeviceLibrary({ buildDir, compiler: fakeCompiler("young", COPIER) });
     const old = await buildDeviceLibrary({ buildDir, compiler: fakeCompiler("old-one", COPIER) });
-    const monthAgo = new Date(Date.now() - 30 * 24 * 3600 * 1000);
+    const ago = (hours: number): Date => new Date(Date.now() - hours * 3600 * 1000);
+    const monthAgo = ago(30 * 24);
     utimesSync(old, monthAgo, monthAgo);
+    // Of killed builds, and of one that may still run.
+    const [dead, live] = ["dead", "live"].map((end) => `${old}.tmp-${end}`) as [string, string];
+    for (const leftover of [dead, live]) mkdirSync(leftover);
+    writeFileSync(join(dead, "part.o"), "");
+    utimesSync(dead, ago(2), ago(2));
+    utimesSync(young, ago(47), ago(47));
     writeFileSync(join(buildDir, "foreign"), "");
     utimesSync(join(buildDir, "foreign"), monthAgo, monthAgo);
     const latest = await buildDeviceLibrary({ buildDir, compiler: fakeCompiler("new", COPIER) });
     const names = readdirSync(buildDir).map((name) => join(buildDir, name));
-    expect(names.toSorted()).toEqual([young, latest, join(buildDir, "foreign")].toSorted());
+    expect(names.toSorted()).toEqual([young, latest, live, join(buildDir, "foreign")].toSorted());
   });
 
   test("without a compiler one sentence says what to install", async () => {

@@ -30,7 +30,7 @@ function run(device: Device, { buffers, commands }: EncodedCase): Uint8Array[] {
   for (const [i, { bytes }] of buffers.entries()) created[i]!.bytes.set(bytes);
   try {
     device.submit(commands(created.map(({ id }) => id)));
-    device.finish(60);
+    device.finish();
   } catch (error) {
     // The next case meets a device that works again.
     device.resume();

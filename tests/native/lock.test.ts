@@ -1,4 +1,4 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, spyOn, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { acquireLock } from "../../src/native/lock.ts";
@@ -35,6 +35,23 @@ describe("acquireLock", () => {
     for (const file of [folder, path.join(folder, "absent", "x.lock")]) {
       expect(() => acquireLock(file)).toThrow(expect.objectContaining({ code: "native.lock" }));
     }
+  });
+
+  test("notices that another file came in the place of the one it opened", () => {
+    const file = path.join(temporaryFolder(), "x.lock");
+    const open = fs.openSync;
+    const spy = spyOn(fs, "openSync").mockImplementation((...args) => {
+      const descriptor = open(...args);
+      fs.renameSync(file, `${file}.old`);
+      fs.copyFileSync(`${file}.old`, file);
+      return descriptor;
+    });
+    try {
+      expect(() => acquireLock(file)).toThrow(expect.objectContaining({ code: "native.lock" }));
+    } finally {
+      spy.mockRestore();
+    }
+    acquireLock(file).release();
   });
 
   test("is held by another process until that is killed", async () => {

@@ -69,6 +69,28 @@ describe.skipIf(!isMetal)("what only a GPU refuses", () => {
     device!.finish(60);
   });
 
+  test("more command buffers than the queue has places for, as a list with very many waits needs", () => {
+    const [gate, done] = [device!.createEvent(), device!.createEvent()];
+    const waiting = (count: number): Uint8Array<ArrayBuffer> => {
+      const commands = new Commands();
+      for (let i = 0; i < count; i += 1) commands.wait(gate, 1);
+      commands.signal(done, 1);
+      return commands.bytes.slice();
+    };
+    expect(() => device!.submit(waiting(1024))).toThrow(
+      /0 command buffers run and a list needs 1025 more, of at most 1024/,
+    );
+    device!.submit(waiting(700));
+    expect(() => device!.submit(waiting(400))).toThrow(/700 command buffers run/);
+    device!.signal(gate, 1);
+    device!.wait(done, 1, 60);
+    device!.finish(60);
+    device!.submit(waiting(400));
+    device!.finish(60);
+    device!.destroyEvent(gate);
+    device!.destroyEvent(done);
+  });
+
   test("a buffer that is larger than the device's largest", () => {
     const path = join(temporaryFolder(), "huge");
     writeFileSync(path, "");
@@ -110,6 +132,7 @@ describe.skipIf(!isMetal || isOnMac)("when Metal fails", () => {
   test.each([
     ["function", /kernel softcap with constants \[\]: .*injected/],
     ["pipeline", /kernel softcap with constants \[\]: .*injected/],
+    ["width", /kernel softcap with constants \[\]: SIMD-groups of 16 lanes; 32 were expected/],
     ["command-buffer", /Metal made no command buffer/],
     ["encoder", /Metal made no compute encoder/],
   ])("no %s: the list is refused, the next one runs", async (place, sentence) => {

@@ -26,6 +26,15 @@ export const gemma4 = defineFamily<Gemma4Config>({
       name: "demo",
       modelId: "mference-demo",
       sourceSha256: "abbfd093acebd69a275a51ea5d6bdf707918e4a55f4d840d430b9fe5e2ca6089",
+      files: {
+        "tokenizer/config.json": "af4bad66758402c59aaf39a94e5cda326f088134db7867d0458a686b398b4f1a",
+        "tokenizer/tokenizer.json":
+          "853494ed4db646e61a845fb5d82e3f1a475f334c78b4e08c2d23496a9b0aa866",
+        "tokenizer/tokenizer_config.json":
+          "2cc236619404a294944cde39160c0d88b635f12ac62e1fc622c23d74c5450f17",
+        "tokenizer/chat_template.jinja":
+          "eaa393414c8d096f4aaa302e0bc9d3f99889de1f67146b69e95493938a39cb72",
+      },
       sampling: { temperature: 0 },
     },
   ],

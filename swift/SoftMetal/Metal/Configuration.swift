@@ -48,7 +48,7 @@ struct Configuration: Sendable {
     tracksFresh = flag("SOFTMETAL_FRESH", default: checks)
     lints = flag("SOFTMETAL_LINT", default: checks)
     allowsDivergentSIMD = flag("SOFTMETAL_DIVERGENT_SIMD")
-    eventTimeout = number("SOFTMETAL_EVENT_TIMEOUT").map { UInt64(max(0, $0)) } ?? 30_000
+    eventTimeout = number("SOFTMETAL_EVENT_TIMEOUT").map { UInt64(max(0, $0)) } ?? 120_000
     kernelTimeout = number("SOFTMETAL_KERNEL_TIMEOUT") ?? 120
     let candidates = ["/usr/libexec/swift/bin/clang", "/usr/bin/clang", "/usr/bin/clang-17"]
     clang =

@@ -23,6 +23,8 @@ final class Injection: @unchecked Sendable {
     case function
     /// makeComputePipelineState throws.
     case pipeline
+    /// Pipelines say that SIMD-groups have half as many lanes.
+    case width
     /// makeCommandBuffer gives nil.
     case commandBuffer = "command-buffer"
     /// makeComputeCommandEncoder and makeBlitCommandEncoder give nil.

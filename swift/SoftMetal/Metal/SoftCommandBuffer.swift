@@ -23,8 +23,10 @@ final class SoftCommandBuffer: MTLCommandBuffer, @unchecked Sendable {
   private(set) var gpuStartTime = 0.0, gpuEndTime = 0.0
   private(set) var kernelStartTime = 0.0, kernelEndTime = 0.0
   private var isFinished = false  // completed, and all handlers called
+  private var hasFreedPlace = false
 
   init(queue: SoftCommandQueue) { self.queue = queue }
+  deinit { if !hasFreedPlace { queue.freePlace() } }
 
   var device: any MTLDevice { queue.owner }
   var commandQueue: any MTLCommandQueue { queue }
@@ -119,6 +121,8 @@ final class SoftCommandBuffer: MTLCommandBuffer, @unchecked Sendable {
     commands = []
     gpuEndTime = now()
     advance(to: error == nil ? .completed : .error)
+    hasFreedPlace = true
+    queue.freePlace()
     for handler in completedHandlers { handler(self) }
     (scheduledHandlers, completedHandlers) = ([], [])
     condition.withLock {

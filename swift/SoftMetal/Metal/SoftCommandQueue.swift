@@ -10,9 +10,13 @@ final class SoftCommandQueue: MTLCommandQueue, @unchecked Sendable {
   private let lock = NSLock()
   private var enqueued: [SoftCommandBuffer] = []
   private let watchdog: Watchdog
+  /// Places for command buffers that have not ended; guarded by `room`.
+  private var places: Int
+  private let room = NSCondition()
 
-  init(device: SoftDevice) {
+  init(device: SoftDevice, places: Int) {
     owner = device
+    self.places = places
     watchdog = Watchdog(seconds: device.configuration.kernelTimeout)
   }
   var device: any MTLDevice { owner }
@@ -23,9 +27,27 @@ final class SoftCommandQueue: MTLCommandQueue, @unchecked Sendable {
     return dispatch.run(configuration: owner.configuration)
   }
 
+  /// Blocks until there is a place, like Apple's; gives up where that would block for ever.
   func makeCommandBuffer() -> (any MTLCommandBuffer)? {
-    owner.configuration.injection.fails(.commandBuffer) ? nil : SoftCommandBuffer(queue: self)
+    if owner.configuration.injection.fails(.commandBuffer) { return nil }
+    let seconds = Double(owner.configuration.eventTimeout) / 1000
+    let deadline = Date(timeIntervalSinceNow: seconds)
+    let hasPlace = room.withLock {
+      while places == 0 { if !room.wait(until: deadline) { return false } }
+      places -= 1
+      return true
+    }
+    return hasPlace ? SoftCommandBuffer(queue: self) : nil
   }
+
+  /// A command buffer has ended, or went without being committed.
+  func freePlace() {
+    room.withLock {
+      places += 1
+      room.signal()
+    }
+  }
+
   func makeCommandBufferWithUnretainedReferences() -> (any MTLCommandBuffer)? {
     makeCommandBuffer()
   }

@@ -5,7 +5,7 @@ final class SoftComputePipelineState: MTLComputePipelineState, @unchecked Sendab
   let device: any MTLDevice
   let function: SoftFunction
   let label: String? = nil
-  let threadExecutionWidth = SOFTMETAL_SIMD_WIDTH
+  let threadExecutionWidth: Int
   let maxTotalThreadsPerThreadgroup: Int
 
   init(device: SoftDevice, function: SoftFunction) throws {
@@ -15,6 +15,8 @@ final class SoftComputePipelineState: MTLComputePipelineState, @unchecked Sendab
         message: "\(function.name) uses function constants: make it with constantValues")
     }
     (self.device, self.function) = (device, function)
+    let isNarrow = device.configuration.injection.fails(.width)
+    threadExecutionWidth = isNarrow ? SOFTMETAL_SIMD_WIDTH / 2 : SOFTMETAL_SIMD_WIDTH
     maxTotalThreadsPerThreadgroup = function.kernel.maxTotalThreads ?? SOFTMETAL_MAX_THREADS
   }
 }

@@ -32,10 +32,10 @@ final class SoftDevice: MTLDevice, @unchecked Sendable {
 
   private func fails(_ place: Injection.Place) -> Bool { configuration.injection.fails(place) }
 
-  func makeCommandQueue() -> (any MTLCommandQueue)? {
-    fails(.queue) ? nil : SoftCommandQueue(device: self)
+  func makeCommandQueue() -> (any MTLCommandQueue)? { makeCommandQueue(maxCommandBufferCount: 64) }
+  func makeCommandQueue(maxCommandBufferCount: Int) -> (any MTLCommandQueue)? {
+    fails(.queue) ? nil : SoftCommandQueue(device: self, places: maxCommandBufferCount)
   }
-  func makeCommandQueue(maxCommandBufferCount: Int) -> (any MTLCommandQueue)? { makeCommandQueue() }
   func makeEvent() -> (any MTLEvent)? { fails(.event) ? nil : SoftEvent(device: self) }
   func makeSharedEvent() -> (any MTLSharedEvent)? { fails(.event) ? nil : SoftEvent(device: self) }
 

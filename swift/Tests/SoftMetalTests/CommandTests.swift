@@ -123,6 +123,21 @@ private let increment = """
     #expect((commands.error as? MTLCommandBufferError)?.code == .timeout)
   }
 
+  @Test func aFullQueueMakesTheNextBufferWait() throws {
+    let harness = Harness { $0.eventTimeout = 20 }
+    let queue = harness.device.makeCommandQueue(maxCommandBufferCount: 2)!
+    var (first, dropped) = (queue.makeCommandBuffer(), queue.makeCommandBuffer())
+    #expect(first != nil && dropped != nil)
+    #expect(queue.makeCommandBuffer() == nil, "it would block for ever")
+    dropped = nil
+    dropped = queue.makeCommandBuffer()
+    #expect(dropped != nil)
+    first!.commit()
+    first!.waitUntilCompleted()
+    first = queue.makeCommandBuffer()
+    #expect(first != nil)
+  }
+
   @Test func sharedEventNotifies() async throws {
     let event = harness.device.makeSharedEvent()!
     let commands = harness.queue.makeCommandBuffer()!

@@ -13,6 +13,7 @@ public struct MTLLibraryError: Error, LocalizedError, CustomNSError, CustomStrin
   let message: String
   public var errorCode: Int { Int(code.rawValue) }
   public var errorDescription: String? { message }
+  public var errorUserInfo: [String: Any] { [NSLocalizedDescriptionKey: message] }
   public var description: String { message }
 }
 
@@ -35,5 +36,6 @@ public struct MTLCommandBufferError: Error, LocalizedError, CustomNSError, Custo
   let message: String
   public var errorCode: Int { Int(code.rawValue) }
   public var errorDescription: String? { message }
+  public var errorUserInfo: [String: Any] { [NSLocalizedDescriptionKey: message] }
   public var description: String { message }
 }
