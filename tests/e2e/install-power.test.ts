@@ -109,9 +109,11 @@ describe.each([
         expect([call, isFound]).toEqual([call, true]);
       }
       await finish(install, models, disk);
+      // What is finished stays, at once.
       disk.crash("everything", createRandom(call));
-      await finish(install, models, disk);
+      expect([call, fs.existsSync(directory)]).toEqual([call, true]);
       expect([call, contentsOf(directory)]).toEqual([call, expected]);
+      await finish(install, models, disk);
       const left = fs.readdirSync(models).toSorted();
       expect([call, left]).toEqual([call, ["m.gturbo", "m.gturbo.install.lock"]]);
       fs.rmSync(path.join(root, `${name} ${call}`), { recursive: true });
@@ -155,7 +157,7 @@ test("files that are made again and could not be forced to the disk are not trus
       isFailing = false;
       return "EIO";
     },
-    (descriptor) => disk.loseUnsynced(descriptor, createRandom(3)),
+    (descriptor) => disk.loseUnsynced(descriptor, "everything", createRandom(0)),
   );
   expect((await failureOf(() => remote(models, io))).code).toBe("install.io");
   await remote(models, disk);
