@@ -194,7 +194,12 @@ function row(runs: readonly Run[], side: Side, name: string) {
     ),
     privateBytes: of(({ privateBytes }) => privateBytes),
     peakBytes: of(({ peakBytes }) => peakBytes),
-    loadSeconds: undefined as number | undefined,
+    /** Of the time: what reading the missed experts at the disk's speed and waiting for the device take. */
+    boundShare: of(({ seconds, missedBytes, waitSeconds }, { diskGBs }) =>
+      missedBytes === undefined || waitSeconds === undefined
+        ? undefined
+        : (missedBytes / 1e9 / diskGBs + waitSeconds) / seconds,
+    ),
     memoryGBs: of((_, { memoryGBs }) => memoryGBs),
     diskGBs: of((_, { diskGBs }) => diskGBs),
   };
@@ -218,6 +223,7 @@ function print(rows: readonly ReturnType<typeof row>[]): void {
       "MB read/token": format(r.readBytesPerToken, 0, 1e6),
       "MB missed/token": format(r.missedBytesPerToken, 0, 1e6),
       "% hits": format(r.hitRate, 0, 0.01),
+      "% of bound": format(r.boundShare, 0, 0.01),
       "major faults": format(r.majorFaults, 0),
       "MB refaulted": format(r.refaultedBytes, 1, 1e6),
       "MB private": format(r.privateBytes, 0, 1e6),
@@ -250,14 +256,24 @@ try {
   const runs = await measureAll();
   const names = [...new Set(runs.flatMap(({ entries }) => entries.map(({ name }) => name)))];
   const rows = names
-    .filter((name) => name !== "decode.warm")
+    .filter((name) => !["load", "decode.warm"].includes(name))
     .flatMap((name) => sides.map((side) => row(runs, side, name)));
-  const ends = runs.map(({ side, round, end, group }) => ({ side, round, end, ...group }));
+  const ends = runs.map(({ side, round, end, entries, group }) => ({
+    side,
+    round,
+    end,
+    "load s": entries.find(({ name }) => name === "load")?.seconds.toFixed(1) ?? "",
+    "MB private at most": format(Math.max(0, ...entries.map((e) => e.privateBytes)), 0, 1e6),
+    "MB in the group at most": format(group?.peakBytes, 0, 1e6),
+    "MB refaulted": format(group?.refaultedBytes, 1, 1e6),
+    "major faults": group?.majorFaults ?? "",
+    kills: group?.kills ?? "",
+  }));
   const facts = { machine: `${cpus()[0]?.model} x ${cpus().length}`, options: { ...flags } };
   if (flags.json) console.log(JSON.stringify({ ...facts, rows, runs }));
   else {
     print(rows);
-    if (isLimited) console.table(ends);
+    console.table(ends);
     console.log(facts);
   }
 } finally {

@@ -22,7 +22,7 @@ import {
 import { acquireLock, type FileLock } from "../native/lock.ts";
 import { checkCancelled } from "./copy.ts";
 import { pinOf } from "./assemble.ts";
-import { replaceDurably } from "./durable.ts";
+import { replaceDurably, type InstallIo } from "./durable.ts";
 import { checkPinned } from "./pinned.ts";
 
 /**
@@ -39,6 +39,8 @@ export interface VerifyOptions {
   readonly signal?: AbortSignal;
   /** Replaced by tests. */
   readonly lock?: typeof acquireLock;
+  /** Replaced by tests. */
+  readonly io?: InstallIo;
 }
 
 export interface Verified {
@@ -116,7 +118,7 @@ async function verifyLocked(
     const notices = [model.notice, `${root} cannot be written, so there is no new receipt`];
     return { ...result, notice: notices.filter((notice) => notice !== undefined).join("\n") };
   }
-  return { ...result, receiptPath: writeReceipt(model) };
+  return { ...result, receiptPath: writeReceipt(model, options.io) };
 }
 
 /** The checkpoint that a package says it was made of. */
@@ -159,7 +161,7 @@ async function hashLayers(model: Package, options: VerifyOptions): Promise<void>
   }
 }
 
-function writeReceipt(model: Package): string {
+function writeReceipt(model: Package, io: InstallIo | undefined): string {
   const bytes = readManifestBytes(model.directory);
   const measured: ReceiptContent = {
     directory: model.directory,
@@ -169,7 +171,7 @@ function writeReceipt(model: Package): string {
   };
   const provenance = oldProvenance(model.directory, measured);
   const receiptPath = path.join(model.directory, RECEIPT_FILE);
-  replaceDurably(receiptPath, encodeReceipt({ ...measured, provenance }));
+  replaceDurably(receiptPath, encodeReceipt({ ...measured, provenance }), io);
   return receiptPath;
 }
 

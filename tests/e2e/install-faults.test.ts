@@ -168,7 +168,7 @@ function failingDisk({ disk, random }: Schedule): InstallIo {
       countOf(counts.diskFaults, "write short");
       return "short";
     },
-    (descriptor) => disk.loseUnsynced(descriptor, random),
+    (descriptor) => disk.loseUnsynced(descriptor, "some", random),
   );
 }
 
@@ -190,7 +190,7 @@ function failingServer({ hub, random }: Schedule): void {
 async function attempt(schedule: Schedule, io: InstallIo): Promise<boolean> {
   const { source, hub, models, random, disk } = schedule;
   const controller = new AbortController();
-  let events = random.below(3) === 0 ? random.below(40) : Infinity;
+  let events = random.below(3) === 0 ? random.below(10 ** (1 + random.below(3))) : Infinity;
   try {
     await installRemote({
       ...optionsOf({ ...source, hub, models }, schedule.rangeBytes),

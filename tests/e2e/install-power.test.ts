@@ -7,11 +7,14 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { MferenceError } from "../../src/util/errors.ts";
+import { packageRulesOf } from "../../src/families/index.ts";
+import { openPackage } from "../../src/format/package.ts";
 import { discardPartial } from "../../src/install/discard.ts";
 import type { InstallIo } from "../../src/install/durable.ts";
 import { installLocal } from "../../src/install/install.ts";
 import { installRemote } from "../../src/install/remote.ts";
 import { readSaved, resumePath } from "../../src/install/resume.ts";
+import { verifyPackage } from "../../src/install/verify.ts";
 import { contentsOf } from "../fixtures/contents.ts";
 import { faultyIo, RecordingDisk, type Loss } from "../fixtures/disk.ts";
 import { failureOf } from "../fixtures/failures.ts";
@@ -109,9 +112,11 @@ describe.each([
         expect([call, isFound]).toEqual([call, true]);
       }
       await finish(install, models, disk);
+      // What is finished stays, at once.
       disk.crash("everything", createRandom(call));
-      await finish(install, models, disk);
+      expect([call, fs.existsSync(directory)]).toEqual([call, true]);
       expect([call, contentsOf(directory)]).toEqual([call, expected]);
+      await finish(install, models, disk);
       const left = fs.readdirSync(models).toSorted();
       expect([call, left]).toEqual([call, ["m.gturbo", "m.gturbo.install.lock"]]);
       fs.rmSync(path.join(root, `${name} ${call}`), { recursive: true });
@@ -155,12 +160,29 @@ test("files that are made again and could not be forced to the disk are not trus
       isFailing = false;
       return "EIO";
     },
-    (descriptor) => disk.loseUnsynced(descriptor, createRandom(3)),
+    (descriptor) => disk.loseUnsynced(descriptor, "everything", createRandom(0)),
   );
   expect((await failureOf(() => remote(models, io))).code).toBe("install.io");
   await remote(models, disk);
   disk.crash("everything", createRandom(0));
   expect(contentsOf(directory)).toEqual(contentsOf(path.join(whole.models, "m.gturbo")));
+});
+
+test("a verification survives a loss of power at each of its calls", async () => {
+  const { disk, models } = emptyDisk("verified");
+  await local(models, disk);
+  const directory = path.join(models, "m.gturbo");
+  const trusted = { policy: "trusted-receipt", rulesOf: packageRulesOf } as const;
+  let call = 0;
+  for (let isDone = false; !isDone;) {
+    call += 1;
+    disk.failsAt = disk.count + call;
+    isDone = await until(disk, () => verifyPackage(directory, { full: true, io: disk }));
+    if (!isDone) disk.crash(LOSSES[call % LOSSES.length]!, createRandom(call));
+    await openPackage(directory, trusted);
+  }
+  counts["a verification"] = call - 1;
+  expect(call).toBeGreaterThan(4);
 });
 
 test("a discard survives a loss of power at each of its calls", async () => {

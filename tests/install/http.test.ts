@@ -1,5 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import fs from "node:fs";
+import net from "node:net";
+import tls from "node:tls";
 import path from "node:path";
 import { HttpSource, type RemoteFile } from "../../src/install/http.ts";
 import { RETRY_POLICY, systemClock } from "../../src/install/retry.ts";
@@ -207,23 +209,75 @@ test.each([200, 400, 404, 409, 412, 416, 501, 505])("%p is final", async (status
   expect([failure.code, slept.length]).toEqual(["install.remote", 0]);
 });
 
-test("an encrypted server is reached through a tunnel, and no error shows the proxy's password", async () => {
-  const proxy = await startProxy();
-  const script = `
-    const { HttpSource } = await import("${path.resolve(import.meta.dir, "../../src/install/http.ts")}");
-    const { RETRY_POLICY } = await import("${path.resolve(import.meta.dir, "../../src/install/retry.ts")}");
-    const base = new URL("https://hub.example");
-    const retry = { ...RETRY_POLICY, attempts: 1 };
-    const http = new HttpSource({ base, token: "hf_secret", idleMs: 5000, retry });
-    await http.find(new URL("https://hub.example/x"), undefined).catch((error) => console.log(error.message));`;
-  const child = Bun.spawn([process.execPath, "-e", script], {
-    env: { PATH: process.env["PATH"], HTTPS_PROXY: proxy.address },
-    stdout: "pipe",
+describe("an encrypted server behind a proxy", () => {
+  /** Asks for a file in a process that has these variables; what it prints. */
+  async function ask(variables: Record<string, string>): Promise<string> {
+    const script = `
+      const { HttpSource } = await import("${path.resolve(import.meta.dir, "../../src/install/http.ts")}");
+      const { RETRY_POLICY } = await import("${path.resolve(import.meta.dir, "../../src/install/retry.ts")}");
+      const base = new URL("https://hub.example");
+      const retry = { ...RETRY_POLICY, attempts: 1 };
+      const http = new HttpSource({ base, token: "hf_secret", idleMs: 20_000, retry });
+      const url = new URL("/${REPOSITORY}/resolve/${COMMIT}/a.safetensors", base);
+      await http.find(url, undefined).then(
+        (file) => console.log("found", file.sizeBytes),
+        (error) => console.log(error.message),
+      );
+      process.exit(0);`;
+    const child = Bun.spawn([process.execPath, "-e", script], {
+      env: { PATH: process.env["PATH"], ...variables },
+      stdout: "pipe",
+    });
+    return await new Response(child.stdout).text();
+  }
+
+  test("that opens no tunnel is told of without its password", async () => {
+    const proxy = await startProxy();
+    const said = await ask({ HTTPS_PROXY: proxy.address });
+    proxy.stop();
+    expect(proxy.asked).toMatchObject([{ method: "CONNECT", target: "hub.example:443" }]);
+    expect(proxy.asked[0]!.headers["proxy-authorization"]).toBe(`Basic ${btoa("user:swordfish")}`);
+    expect(said).toMatch(/^lost https:\/\/hub\.example\/\S+: .*403/);
+    expect(JSON.stringify(proxy.asked) + said).not.toMatch(/swordfish|hf_secret/);
   });
-  const said = await new Response(child.stdout).text();
-  proxy.stop();
-  expect(proxy.asked).toMatchObject([{ method: "CONNECT", target: "hub.example:443" }]);
-  expect(proxy.asked[0]!.headers["proxy-authorization"]).toBe(`Basic ${btoa("user:swordfish")}`);
-  expect(said).toMatch(/^lost https:\/\/hub\.example\/x: .*403/);
-  expect(JSON.stringify(proxy.asked) + said).not.toMatch(/swordfish|hf_secret/);
+
+  const title = "is reached through a tunnel, and only the server sees the token (needs openssl)";
+  test.skipIf(Bun.which("openssl") === null)(title, async () => {
+    const folder = temporaryFolder();
+    const [key, cert] = [path.join(folder, "key.pem"), path.join(folder, "cert.pem")];
+    const made = Bun.spawnSync(
+      ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"].concat(
+        ["-keyout", key, "-out", cert, "-subj", "/CN=hub.example"],
+        ["-addext", "subjectAltName=DNS:hub.example"],
+      ),
+    );
+    expect(made.exitCode).toBe(0);
+    const files = { key: fs.readFileSync(key), cert: fs.readFileSync(cert) };
+    const front = tls.createServer(files, (socket) => {
+      const onward = net.connect(Number(hub.base.port), "127.0.0.1");
+      socket.on("error", () => onward.destroy());
+      onward.on("error", () => socket.destroy());
+      socket.pipe(onward).pipe(socket);
+    });
+    const { promise, resolve } = Promise.withResolvers<void>();
+    front.listen(0, "127.0.0.1", resolve);
+    await promise;
+    const proxy = await startProxy((front.address() as net.AddressInfo).port);
+    // The Hub sends shards on to its storage, which is not encrypted: here it answers itself.
+    hub.fault = () => ({
+      kind: "status",
+      status: 200,
+      headers: { "Content-Length": "0", "X-Linked-Size": "40000", "X-Repo-Commit": COMMIT },
+    });
+    const said = await ask({ HTTPS_PROXY: proxy.address, NODE_EXTRA_CA_CERTS: cert });
+    proxy.stop();
+    front.close();
+    expect(said).toBe("found 40000\n");
+    expect(proxy.asked).toMatchObject([{ method: "CONNECT", target: "hub.example:443" }]);
+    expect(JSON.stringify(proxy.asked)).not.toContain("hf_secret");
+    expect(hub.requests.map(({ headers }) => headers.get("authorization"))).toEqual([
+      "Bearer hf_secret",
+    ]);
+    expect(hub.requests[0]!.headers.has("proxy-authorization")).toBe(false);
+  });
 });

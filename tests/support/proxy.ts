@@ -16,8 +16,8 @@ export interface Asked {
   readonly headers: http.IncomingHttpHeaders;
 }
 
-/** Starts a proxy. It passes on what is not encrypted and opens no tunnels: that one is wanted is enough. */
-export async function startProxy(): Promise<Proxy> {
+/** Starts a proxy. It passes on what is not encrypted; its tunnels lead to one port of this machine, or nowhere. */
+export async function startProxy(tunnelPort?: number): Promise<Proxy> {
   const asked: Asked[] = [];
   const remember = ({ method = "", url = "", headers }: http.IncomingMessage): void => {
     asked.push({ method, target: url, headers });
@@ -35,7 +35,16 @@ export async function startProxy(): Promise<Proxy> {
   });
   server.on("connect", (request: http.IncomingMessage, socket: net.Socket) => {
     remember(request);
-    socket.end("HTTP/1.1 403 Forbidden\r\n\r\n");
+    socket.on("error", () => undefined);
+    if (tunnelPort === undefined) {
+      socket.end("HTTP/1.1 403 Forbidden\r\n\r\n");
+      return;
+    }
+    const onward = net.connect(tunnelPort, "127.0.0.1", () => {
+      socket.write("HTTP/1.1 200 OK\r\n\r\n");
+      socket.pipe(onward).pipe(socket);
+    });
+    onward.on("error", () => socket.destroy());
   });
   const { promise, resolve } = Promise.withResolvers<void>();
   server.listen(0, "127.0.0.1", resolve);
