@@ -13,6 +13,7 @@ import {
   parseJson,
   parseMessages,
   parseTools,
+  textParameters,
   writeJson,
 } from "../../src/text/index.ts";
 import { toJsonValue } from "../../src/text/json.ts";
@@ -83,7 +84,8 @@ export async function answersOf(
       isCancelled: () => false,
     });
     const toolNames = new Set((dialogue.tools ?? []).map(({ name }) => name));
-    const decoder = text.assistantDecoder({ toolNames, promptIds });
+    const isText = textParameters(dialogue.tools);
+    const decoder = text.assistantDecoder({ toolNames, isText, promptIds });
     const shown = result.ids.filter((id) => !text.stopIds.has(id));
     const events = [
       ...shown.flatMap((id) => decoder.push(id)),

@@ -53,7 +53,7 @@ const textSchema = z.object({
   hidden_act: z.literal("silu"),
   full_attention_interval: z.int().positive().optional(),
   rope_parameters: z.object({
-    rope_type: z.literal("default"),
+    rope_type: z.literal("default").optional(),
     rope_theta: z.number().positive(),
     partial_rotary_factor: z.number().positive().max(1),
   }),

@@ -22,6 +22,12 @@ export const qwen36 = defineFamily<Qwen36Config>({
         reserveBytes: 1_073_741_824,
       },
     },
+    {
+      name: "demo-qwen36",
+      modelId: "mference-demo-qwen36",
+      sourceSha256: "00cb5bfd787a9a4432bf0d7bca8a64f5813309cab586cfa43632a2fb809d8db4",
+      sampling: { temperature: 0 },
+    },
   ],
   parseConfig,
   tensors,
