@@ -7,8 +7,6 @@
 import fs from "node:fs";
 import path from "node:path";
 import { parseArgs } from "node:util";
-import type { AnyFamily } from "../src/families/index.ts";
-import type { Family } from "../src/families/family.ts";
 import { sha256 } from "../src/format/digest.ts";
 import type { JsonValue } from "../src/format/json.ts";
 import { WEIGHTS_FILE } from "../src/format/paths.ts";
@@ -59,7 +57,7 @@ const known = Object.keys(synthetics).join(", ");
 if (!(flags.family in synthetics)) usage(`--family ${flags.family}: expected one of ${known}`);
 const synthetic = synthetics[flags.family as SyntheticId] as unknown as Synthetic<unknown>;
 const { arch, layerStep } = synthetic;
-const family = synthetic.family as Family<unknown> & AnyFamily;
+const { family } = synthetic;
 const layerCount = Number(flags.layers ?? arch.numLayers);
 if (!(layerCount >= layerStep && layerCount % layerStep === 0)) {
   usage(`--layers: expected a multiple of ${layerStep}`);

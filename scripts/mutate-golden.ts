@@ -228,8 +228,8 @@ async function run(copy: string, { fixtures, mutations }: MutationList): Promise
 
 /** The lists with the mutations of these names only; all without names. */
 function choose(names: readonly string[]): readonly MutationList[] {
-  const all = mutationLists.flatMap(({ mutations }) => mutations.map(({ name }) => name));
-  const unknown = names.find((name) => !all.includes(name));
+  const all = new Set(mutationLists.flatMap((list) => list.mutations.map(({ name }) => name)));
+  const unknown = names.find((name) => !all.has(name));
   if (unknown !== undefined) throw new Error(`unknown mutation ${unknown}: --list shows all`);
   if (names.length === 0) return mutationLists;
   return mutationLists

@@ -194,8 +194,14 @@ export const attentionCases: readonly ConformanceCase[] = [
   }),
   ...epilogueCase("small heads, odd T", { ...SMALL, T: 7, N: 16, position: 5, R: 8 }),
   ...epilogueCase("values without a norm", {
-    ...{ T: 2, H: 16, Hkv: 2, Dh: 256 },
-    ...{ N: 32, position: 77, R: 80, normValues: false },
+    T: 2,
+    H: 16,
+    Hkv: 2,
+    Dh: 256,
+    N: 32,
+    position: 77,
+    R: 80,
+    normValues: false,
   }),
   ...epilogueCase("heads that do not fill the last group", {
     T: 3,

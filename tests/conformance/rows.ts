@@ -14,7 +14,9 @@ export interface CaseRow {
 
 /** Whether a token's output is also another's input: buffers that are updated without a row for each. */
 const hasMemory = ({ buffers }: AnyKernel): boolean =>
-  Object.values(buffers).some(({ access, shape }) => access === "update" && !shape.startsWith("[T"));
+  Object.values(buffers).some(
+    ({ access, shape }) => access === "update" && !shape.startsWith("[T"),
+  );
 
 /**
  * The tokens of a case with several of them; none where a token's output is also another's input, or

@@ -10,7 +10,6 @@ import {
   decode,
   findTextFiles,
   openText,
-  parseJson,
   parseMessages,
   parseTools,
   textParameters,
@@ -38,17 +37,16 @@ export interface Dialogue extends ChatRequest {
 /** The dialogues beside a demo model's recipe. */
 export function dialoguesOf(name: string): Dialogue[] {
   const file = `${import.meta.dir}/../../tools/${name}/held-out.jsonl`;
-  return readFileSync(file, "utf8")
-    .trim()
-    .split("\n")
-    .map((line) => {
-      const { messages, tools, ...rest } = schema.parse(JSON.parse(line));
-      return {
-        ...rest,
-        messages: parseMessages(parseJson(JSON.stringify(messages))),
-        ...(tools === undefined ? {} : { tools: parseTools(toJsonValue(tools)) }),
-      };
+  const dialogues: Dialogue[] = [];
+  for (const line of readFileSync(file, "utf8").trim().split("\n")) {
+    const { messages, tools, ...rest } = schema.parse(JSON.parse(line));
+    dialogues.push({
+      ...rest,
+      messages: parseMessages(toJsonValue(messages)),
+      tools: tools === undefined ? undefined : parseTools(toJsonValue(tools)),
     });
+  }
+  return dialogues;
 }
 
 /** What became of a dialogue. */

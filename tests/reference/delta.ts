@@ -80,35 +80,37 @@ export function deltaPrepare(
   };
 }
 
+/** One token for one row of the state, in place: `S = g S; S = S + beta (v - S k) k^T`; returns `S q`. */
+function deltaStep(
+  row: Float64Array,
+  { q, k }: { readonly q: Float64Array; readonly k: Float64Array },
+  { decay, beta, value }: { readonly decay: number; readonly beta: number; readonly value: number },
+): number {
+  const dot = (x: Float64Array): number => row.reduce((sum, s, i) => sum + s * x[i]!, 0);
+  for (let i = 0; i < row.length; i++) row[i]! *= decay;
+  const delta = beta * (value - dot(k));
+  for (let i = 0; i < row.length; i++) row[i]! += delta * k[i]!;
+  return dot(q);
+}
+
 /** The recurrence, token after token, over prepared inputs. */
 export function gatedDelta(
   { T, C, Hk, Hv, Dk, Dv }: DeltaShape,
   given: DeltaInputs & { readonly state: ArrayLike<number> },
 ): { y: Float64Array; state: Float64Array } {
-  const { mixed, alpha, beta } = given;
+  const mixed = Float64Array.from(given.mixed);
   const state = Float64Array.from(given.state);
   const y = new Float64Array(T * Hv * Dv);
-  for (let t = 0; t < T; t++) {
-    for (let h = 0; h < Hv; h++) {
-      const query = t * C + Math.floor((h * Hk) / Hv) * Dk;
-      const key = query + Hk * Dk;
-      const decay = Math.exp(alpha[t * Hv + h]!);
-      for (let d = 0; d < Dv; d++) {
-        const row = (h * Dv + d) * Dk;
-        let seen = 0;
-        for (let i = 0; i < Dk; i++) {
-          state[row + i]! *= decay;
-          seen += state[row + i]! * mixed[key + i]!;
-        }
-        const value = mixed[t * C + 2 * Hk * Dk + h * Dv + d]!;
-        const delta = beta[t * Hv + h]! * (value - seen);
-        let out = 0;
-        for (let i = 0; i < Dk; i++) {
-          state[row + i]! += delta * mixed[key + i]!;
-          out += state[row + i]! * mixed[query + i]!;
-        }
-        y[(t * Hv + h) * Dv + d] = out;
-      }
+  for (let at = 0; at < T * Hv; at++) {
+    const [t, h] = [Math.floor(at / Hv), at % Hv];
+    const query = t * C + Math.floor((h * Hk) / Hv) * Dk;
+    const key = query + Hk * Dk;
+    const head = { q: mixed.subarray(query, query + Dk), k: mixed.subarray(key, key + Dk) };
+    const [decay, beta] = [Math.exp(given.alpha[at]!), given.beta[at]!];
+    for (let d = 0; d < Dv; d++) {
+      const row = state.subarray((h * Dv + d) * Dk, (h * Dv + d + 1) * Dk);
+      const value = mixed[t * C + 2 * Hk * Dk + h * Dv + d]!;
+      y[at * Dv + d] = deltaStep(row, head, { decay, beta, value });
     }
   }
   return { y, state };
