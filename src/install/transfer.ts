@@ -93,14 +93,21 @@ async function transferSome(
   checkFolder(job.folder);
   remove(file, job.io);
   const staged = createTarget(file, job.io);
+  // While the disk takes a range, the next one comes.
+  let settling: Promise<void> = Promise.resolve();
   try {
     for (const range of pending) {
       job.signal?.throwIfAborted();
       checkFolder(job.folder);
       await download(range, staged, job);
+      await settling;
       await place(range, staged, job);
+      settling = settle(range, job);
+      settling.catch(() => undefined);
     }
+    await settling;
   } finally {
+    await settling.catch(() => undefined);
     fs.closeSync(staged.descriptor);
     removeQuietly(file, job.io);
   }
@@ -124,7 +131,7 @@ async function download(range: SourceRange, staged: Target, job: TransferJob): P
   });
 }
 
-/** Copies a fetched range to its places, makes these durable and records what lies there. */
+/** Copies a fetched range to its places. */
 async function place(range: SourceRange, staged: Target, job: TransferJob): Promise<void> {
   const { io, signal, targets } = job;
   const shifted = {
@@ -136,6 +143,11 @@ async function place(range: SourceRange, staged: Target, job: TransferJob): Prom
   };
   const shards = new Map([[range.shard, { ...staged, sizeBytes: range.bytes }]]);
   await copyRanges([shifted], { shards, targets, io, signal, onBytes: () => undefined });
+}
+
+/** Makes the places of a range durable and records what lies there. */
+async function settle(range: SourceRange, job: TransferJob): Promise<void> {
+  const { io, targets } = job;
   for (const name of new Set(range.copies.map(({ target }) => target))) {
     await syncTarget(targets.get(name)!, io);
   }
