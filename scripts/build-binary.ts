@@ -16,6 +16,8 @@ import { env } from "../src/util/env.ts";
 import { MferenceError, sentenceOf } from "../src/util/errors.ts";
 import { formatBytes } from "../src/util/units.ts";
 
+/** The files of threads. */
+const WORKERS = ["src/engine/worker.ts", "src/install/hash-worker.ts"];
 /** Oldest macOS that the Metal device runs on, as Package.swift has it. */
 const OLDEST_MACOS = "macOS 15";
 
@@ -130,8 +132,8 @@ async function buildBinary(wishes: Wishes): Promise<string> {
     const entry = path.join(folder, "main.ts");
     fs.writeFileSync(entry, await entryText(contents, needs));
     await Bun.build({
-      // The engine's thread loads its file by name, from beside the program's.
-      entrypoints: [entry, path.join(ROOT, "src/engine/worker.ts")],
+      // Threads load their files by name, from beside the program's.
+      entrypoints: [entry, ...WORKERS.map((file) => path.join(ROOT, file))],
       naming: { entry: "[name].[ext]" },
       target: "bun",
       format: "esm",

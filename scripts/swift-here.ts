@@ -71,6 +71,7 @@ export function inRoot(root: string, command: readonly string[]): string[] {
     'mount --bind "$1" "$2$1"',
     'mount -t proc proc "$2/proc"',
     'mount --rbind /dev "$2/dev"',
+    'mount --rbind /sys "$2/sys"',
     'root=$2; directory=$1; shift 2; exec chroot "$root" env -i "$@"',
   ].join(" && ");
   const proxies = Object.entries(process.env).filter(([name]) => /^https?_proxy$/i.test(name));

@@ -114,11 +114,12 @@ export class Session {
   }
 
   async #run(ids: Uint32Array, head: "none" | "last" | "all", tap: Tap | undefined): Promise<void> {
-    const { kv, forward, stream } = this.model;
+    const { kv, forward, stream, experts } = this.model;
     assert(head !== "all" || ids.length <= forward.logits.rows, "the logits of a chunk fit");
     this.model.checkMapped();
     const position = kv.cursor;
     await forward.run({ ids, position, head, tap });
+    await experts.settle();
     kv.advance(ids.length);
     for (const id of ids) this.#ids.push(id);
     // The head's passes join the open list; without a head the chunk is completed here.
@@ -171,7 +172,7 @@ export class Session {
       return await work();
     } catch (error) {
       const cause = this.#explain(error);
-      this.#recover(cause);
+      await this.#recover(cause);
       throw cause;
     }
   }
@@ -187,8 +188,10 @@ export class Session {
     }
   }
 
-  #recover(error: unknown): void {
-    const { stream, kv } = this.model;
+  async #recover(error: unknown): Promise<void> {
+    const { stream, kv, experts } = this.model;
+    // No read may go on into a slot, whether it arrives or not.
+    await experts.settle().catch(() => undefined);
     stream.abandon();
     if (error instanceof MferenceError && error.code === "native.cancelled") {
       // What was under way was skipped; its rows are written again. That is one chunk at most, which

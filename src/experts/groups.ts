@@ -132,8 +132,8 @@ function countUses(ids: Uint32Array, K: number, E: number): Uint32Array {
 /**
  * Cuts the groups into consecutive tiles of at most `tileSize` experts (at most the slots that a plan may
  * fill). With `resident`, the experts already in a slot come first, then the missing ones, both in group
- * order: so a chunk with more experts than slots uses what is cached before its own misses evict it. A
- * single token keeps the order of its ranks. The order costs or saves reads and never changes a result.
+ * order: so tokens with more experts than slots use what is cached before their own misses evict it. The
+ * order costs or saves reads and never changes a result.
  */
 export function planTiles(
   groups: ExpertGroups,
@@ -156,7 +156,7 @@ function tileOrder(
   resident: ((expert: number) => boolean) | undefined,
 ): number[] {
   const order = groups.experts.map((_, group) => group);
-  if (resident === undefined || groups.tokens === 1 || order.length <= tileSize) return order;
+  if (resident === undefined || order.length <= tileSize) return order;
   const cached = groups.experts.map((expert) => resident(expert));
   return [...order.filter((group) => cached[group]), ...order.filter((group) => !cached[group])];
 }

@@ -1,10 +1,10 @@
 /**
- * The single copy of: plan, run the hits, read the misses, open the gate, run the misses. It takes the
- * routed tokens of one layer and leaves their weighted expert sums on the device, the last work still
- * uncommitted so that the next operations join its command list.
+ * The single copy of: plan, run the hits, read the misses, open their gates, run them. It takes the routed
+ * tokens of one layer and leaves their weighted expert sums recorded behind the reads, which may still be
+ * under way: so the next layer is recorded meanwhile.
  *
  * Two rules keep it right. A slot is overwritten only when no committed work reads it. And a committed
- * list may wait for a read, but this thread never waits for the device before its reads have arrived.
+ * list may wait for a read, but this thread never waits for a list before the reads in front of it.
  */
 import type { SharedBuffer } from "../native/device.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
@@ -29,7 +29,7 @@ import {
   planExperts,
   publishPlan,
 } from "./plan.ts";
-import { readEach } from "./reader.ts";
+import { ReadQueue } from "./reader.ts";
 import type { ExpertStore, OpenLayer } from "./store.ts";
 
 export interface ExpertShape {
@@ -73,10 +73,12 @@ export interface ExpertCounters {
 /** What one routed step decided: for traces. */
 export type RoutingObserver = (layer: number, experts: readonly number[], misses: number) => void;
 
-/** Slots whose committed work may still be running. */
-interface Pending {
+/** A tile whose reads and committed work may still be under way. */
+interface Running {
   readonly slots: readonly number[];
   readonly ticket: Ticket;
+  /** Ends when none of its slots is being read into. */
+  readonly arrived: Promise<void>;
 }
 
 export class ExpertPipeline {
@@ -86,6 +88,11 @@ export class ExpertPipeline {
   readonly #outputs: Tensor;
   readonly #groups: SharedBuffer;
   readonly #pairs: SharedBuffer;
+  readonly #reads = new ReadQueue();
+  /** Of the layer that was recorded last, oldest first. */
+  #running: Running[] = [];
+  /** Ends with whether every gate so far was opened. */
+  #opening: Promise<boolean> = Promise.resolve(true);
   #groupRows = 0;
   #hits = 0;
   #misses = 0;
@@ -126,10 +133,11 @@ export class ExpertPipeline {
   }
 
   /**
-   * Runs the chosen experts of `step.T` tokens and records their weighted sums into `step.y`.
+   * Runs the chosen experts of `step.T` tokens and records their weighted sums into `step.y`. Their reads
+   * may be under way when it returns; `settle` awaits them, and so does the next layer.
    *
-   * @throws MferenceError "expert.read" when an expert did not arrive whole; nothing was computed on it
-   *   that anybody will see, and the session must be reset
+   * @throws MferenceError "expert.read" when an expert did not arrive whole, of this layer or the one
+   *   before; nothing was computed on it that anybody will see, and the session must be reset
    */
   async forward(layer: number, step: RoutedStep): Promise<void> {
     const { ops, store, shape } = this.#options;
@@ -137,6 +145,7 @@ export class ExpertPipeline {
     const { T, routes } = step;
     stream.commit();
     const opened = await store.open(layer);
+    await this.settle();
     stream.wait(step.routed);
     // This wait also says that everything before it has run: lists and slots may be rewritten.
     const ids = integersOf(routes.ids, T * routes.perToken);
@@ -151,8 +160,31 @@ export class ExpertPipeline {
     ops.reduceRoutes(this.#outputs, routes, step.y, T);
   }
 
+  /**
+   * Awaits the reads that are under way; then this thread may wait for the device.
+   *
+   * @throws MferenceError "expert.read"
+   */
+  async settle(): Promise<void> {
+    if (this.#running.length === 0) return;
+    const running = this.#running.splice(0);
+    const ends = await this.#timed(Promise.allSettled(running.map(({ arrived }) => arrived)));
+    this.#opening = Promise.resolve(true);
+    const failed = ends.find((end) => end.status === "rejected");
+    if (failed !== undefined) throw failed.reason;
+  }
+
   close(): void {
     this.#scratch.close();
+  }
+
+  async #timed<T>(reads: Promise<T>): Promise<T> {
+    const begin = performance.now();
+    try {
+      return await reads;
+    } finally {
+      this.#readSeconds += (performance.now() - begin) / 1000;
+    }
   }
 
   async #runTiles(layer: number, opened: OpenLayer, work: Work): Promise<void> {
@@ -168,33 +200,30 @@ export class ExpertPipeline {
       return;
     }
     const size = tileSize(cache, groups, slotCount);
-    const { stream } = this.#options.ops;
-    let older: Pending | undefined;
-    let pending: Pending | undefined;
+    // Planning keeps away from the slots of unfinished tiles: so many leave room for one more.
+    const most = Math.floor(slotCount / size) - 1;
     for (const tile of planTiles(groups, size, (expert) => cache.table[expert]! >= 0)) {
-      // Planning keeps away from the slots of one unfinished tile; the one before it must be done.
-      if (older !== undefined) {
-        stream.commit();
-        stream.wait(older.ticket);
-      }
-      const next = await this.#runTile(layer, opened, { ...work, tile, pending });
-      older = pending;
-      pending = next;
+      while (this.#running.length > most) await this.#retire();
+      this.#startTile(layer, opened, { ...work, tile });
     }
   }
 
-  /** One tile: at most as many experts as there are slots. */
-  async #runTile(layer: number, opened: OpenLayer, work: TileWork): Promise<Pending> {
+  /** Waits until the oldest tile is done; the reads of the others go on. */
+  async #retire(): Promise<void> {
     const { stream } = this.#options.ops;
-    const { tile, pending } = work;
+    const [oldest] = this.#running;
+    await this.#timed(oldest!.arrived);
+    stream.wait(oldest!.ticket);
+    this.#running.shift();
+  }
+
+  /** One tile: begins its reads and hands over its work, what is missing behind gates. */
+  #startTile(layer: number, opened: OpenLayer, work: TileWork): void {
+    const { stream } = this.#options.ops;
+    const { tile } = work;
     const cache = opened.cache!;
-    let plan = planExperts(cache, tile.experts, pending?.slots);
-    if (plan === undefined && pending !== undefined) {
-      // The slots that this tile needs still feed the one before it.
-      stream.commit();
-      stream.wait(pending.ticket);
-      plan = planExperts(cache, tile.experts);
-    }
+    const busy = this.#running.flatMap(({ slots }) => slots);
+    const plan = planExperts(cache, tile.experts, busy);
     assert(plan !== undefined, `${tile.experts.length} experts fit ${opened.slotCount} slots`);
     applyPlan(cache, plan);
     this.#hits += plan.hits;
@@ -209,29 +238,43 @@ export class ExpertPipeline {
       return gate;
     });
     const ticket = stream.signal();
+    const arrived = this.#fetch(opened, plan, gates);
+    this.#running.push({ slots: plan.slots, ticket, arrived });
     // Many tokens: let the device begin while the next tile is planned and read.
     if (gates.length > 0 || work.groups.tokens > 1) stream.commit();
-    if (gates.length > 0) await this.#fetch(opened, plan, gates);
-    return { slots: plan.slots, ticket };
   }
 
   /** Reads every missing expert and opens its gate; ends when no read is under way any more. */
-  async #fetch(opened: OpenLayer, plan: ExpertPlan, gates: readonly number[]): Promise<void> {
+  #fetch(opened: OpenLayer, plan: ExpertPlan, gates: readonly number[]): Promise<void> {
+    if (gates.length === 0) return Promise.resolve();
     const { stream } = this.#options.ops;
-    const begin = performance.now();
-    const fetch = (miss: number): Promise<void> => {
-      const position = plan.misses[miss]!;
-      return opened.fetch(plan.ids[position]!, plan.slots[position]!);
+    let failure: { readonly cause: unknown } | undefined;
+    const ends = plan.misses.map((position) =>
+      this.#reads
+        .run(async () => {
+          // Nobody will use what is read after a failure.
+          if (failure === undefined) await opened.fetch(plan.ids[position]!, plan.slots[position]!);
+        })
+        .catch((cause: unknown) => (failure ??= { cause })),
+    );
+    const openGates = async (before: Promise<boolean>): Promise<boolean> => {
+      let isOpen = await before;
+      for (const [miss, end] of ends.entries()) {
+        await end;
+        isOpen &&= failure === undefined;
+        if (isOpen) stream.openGate(gates[miss]!);
+      }
+      if (failure === undefined) publishPlan(opened.cache!, plan);
+      else failPlan(opened.cache!, plan);
+      return isOpen;
     };
-    try {
-      await readEach(gates.length, fetch, (miss) => stream.openGate(gates[miss]!));
-    } catch (error) {
-      failPlan(opened.cache!, plan);
-      throw error;
-    } finally {
-      this.#readSeconds += (performance.now() - begin) / 1000;
-    }
-    publishPlan(opened.cache!, plan);
+    this.#opening = openGates(this.#opening);
+    const arrived = this.#opening.then(() => {
+      if (failure !== undefined) throw failure.cause;
+    });
+    // It is awaited when its slots are needed; until then nobody listens.
+    arrived.catch(() => {});
+    return arrived;
   }
 
   /** Appends a tile's rows, hits first, and returns how many are hits. */
@@ -271,7 +314,6 @@ interface Work {
 }
 interface TileWork extends Work {
   readonly tile: ExpertTile;
-  readonly pending: Pending | undefined;
 }
 interface RowRange {
   readonly first: number;
@@ -281,9 +323,15 @@ interface RowRange {
 /** Most experts of a tile of a chunk: two tiles fit the slots, so that one is read while one computes. */
 const TILE_EXPERTS_MAX = 8;
 
-function tileSize(cache: ExpertCache, groups: ExpertGroups, slotCount: number): number {
-  const isResident = groups.experts.every((expert) => cache.table[expert]! >= 0);
-  if (groups.tokens === 1 || isResident) return slotCount;
+function tileSize(
+  cache: ExpertCache,
+  { experts, tokens }: ExpertGroups,
+  slotCount: number,
+): number {
+  const isResident = experts.every((expert) => cache.table[expert]! >= 0);
+  if (isResident || (tokens === 1 && experts.length <= slotCount)) return slotCount;
+  // A token with more experts than slots takes them one by one, each as soon as a slot is done with.
+  if (tokens === 1) return 1;
   return Math.max(1, Math.min(TILE_EXPERTS_MAX, Math.floor(slotCount / 2)));
 }
 

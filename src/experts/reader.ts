@@ -54,35 +54,23 @@ export async function readWhole(request: ReadRequest, via: ReadAt = readAt): Pro
  */
 export const READS_IN_FLIGHT = 3;
 
-/**
- * Begins the reads `0 .. count` in order, a few at a time, and calls `onArrived` for each in order, as soon
- * as it and all before it have arrived. After a failure it begins no other read; it ends when none is under
- * way any more, with the first failure if there was one.
- */
-export async function readEach(
-  count: number,
-  read: (index: number) => Promise<void>,
-  onArrived: (index: number) => void,
-): Promise<void> {
-  const arrived = new Uint8Array(count);
-  const failures: unknown[] = [];
-  let next = 0;
-  let told = 0;
-  const lane = async (): Promise<void> => {
-    while (next < count && failures.length === 0) {
-      const index = next;
-      next += 1;
-      try {
-        await read(index);
-        arrived[index] = 1;
-        for (; arrived[told] === 1; told += 1) onArrived(told);
-      } catch (error) {
-        failures.push(error);
-      }
+/** Begins reads in the order in which they are asked for, a few at once. */
+export class ReadQueue {
+  readonly #waiting: (() => void)[] = [];
+  #inFlight = 0;
+
+  async run<T>(read: () => Promise<T>): Promise<T> {
+    if (this.#inFlight < READS_IN_FLIGHT) this.#inFlight += 1;
+    else await new Promise<void>((resolve) => this.#waiting.push(resolve));
+    try {
+      return await read();
+    } finally {
+      // Who waits takes over the place.
+      const next = this.#waiting.shift();
+      if (next === undefined) this.#inFlight -= 1;
+      else next();
     }
-  };
-  await Promise.all(Array.from({ length: Math.min(READS_IN_FLIGHT, count) }, lane));
-  if (failures.length > 0) throw failures[0];
+  }
 }
 
 async function attempt(request: ReadRequest, done: number, via: ReadAt): Promise<number> {

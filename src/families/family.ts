@@ -116,7 +116,10 @@ export interface ForwardPass {
   /** Raw logits (before any softcap) of the rows asked for. `[logitRows, V]` */
   readonly logits: Tensor;
   readonly scratchBytes: number;
-  /** Records the batch; its last operations are left in the open command list. */
+  /**
+   * Records the batch; its last operations are left in the open command list. Reads of the last layer may
+   * be under way: `ExpertPipeline.settle` awaits them.
+   */
   run(batch: Batch): Promise<void>;
   close(): void;
 }

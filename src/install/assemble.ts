@@ -3,7 +3,7 @@ import path from "node:path";
 import { packageRulesOf } from "../families/index.ts";
 import type { AnyFamily } from "../families/index.ts";
 import type { CheckpointPin } from "../families/family.ts";
-import { hashDescriptor, sha256 } from "../format/digest.ts";
+import { sha256 } from "../format/digest.ts";
 import { openInside } from "../format/files.ts";
 import { encodeLayout } from "../format/layout.ts";
 import { encodeManifest, type FileRecord } from "../format/manifest.ts";
@@ -18,8 +18,9 @@ import {
 import type { Quantization } from "../format/quant.ts";
 import { encodeReceipt, INSTALL_TOOL, type Provenance } from "../format/receipt.ts";
 import { attempt, checkFolder, syncFolder, writeDurably, type InstallIo } from "./durable.ts";
+import { HASH_THREADS, HashThreads } from "./hashing.ts";
 import { checkPinned } from "./pinned.ts";
-import type { InstallPlan } from "./plan.ts";
+import type { InstallPlan, PlannedFile } from "./plan.ts";
 import type { SourceSidecar } from "./source.ts";
 
 /**
@@ -153,32 +154,45 @@ export async function assemble(build: Build): Promise<number> {
 
 /** Hashes what the disk holds now, not what was meant to be written. */
 async function hashOutputs(build: Build): Promise<Record<string, FileRecord>> {
-  const files: Record<string, FileRecord> = {};
+  const { outputs } = build.plan;
+  const threads = new HashThreads();
+  const digests = new Map<string, string>();
   let doneBytes = 0;
-  const totalBytes = build.plan.outputs.reduce((total, output) => total + output.bytes, 0);
-  for (const output of build.plan.outputs) {
-    const file = openInside(build.partial, output.path, {
-      missing: "install.io",
-      unsafe: "install.io",
-    });
-    try {
-      const digest = await hashDescriptor(
-        file.descriptor,
-        { path: file.path, sizeBytes: output.bytes },
-        {
-          signal: build.signal,
-          onBytes(bytes) {
-            doneBytes += bytes;
-            build.report({ phase: "hashing", doneBytes, totalBytes });
-          },
-        },
-      );
-      files[output.path] = { size: output.bytes, sha256: digest };
-    } finally {
-      fs.closeSync(file.descriptor);
+  const totalBytes = outputs.reduce((total, output) => total + output.bytes, 0);
+  const onBytes = (bytes: number): void => {
+    doneBytes += bytes;
+    build.report({ phase: "hashing", doneBytes, totalBytes });
+  };
+  const pending = outputs.values();
+  const hashSome = async (): Promise<void> => {
+    for (const output of pending) {
+      digests.set(output.path, await hashOutput(output, build, { threads, onBytes }));
     }
+  };
+  try {
+    await Promise.all(Array.from({ length: HASH_THREADS }, hashSome));
+  } finally {
+    threads.close();
   }
-  return files;
+  return Object.fromEntries(
+    outputs.map(({ path: name, bytes: size }) => [name, { size, sha256: digests.get(name)! }]),
+  );
+}
+
+async function hashOutput(
+  { path: name, bytes }: PlannedFile,
+  build: Build,
+  { threads, onBytes }: { threads: HashThreads; onBytes: (bytes: number) => void },
+): Promise<string> {
+  const file = openInside(build.partial, name, { missing: "install.io", unsafe: "install.io" });
+  try {
+    return await threads.digest([{ ...file, offset: 0, bytes }], {
+      signal: build.signal,
+      onBytes,
+    });
+  } finally {
+    fs.closeSync(file.descriptor);
+  }
 }
 
 function writeLayout({ plan, partial, io }: Build): FileRecord {

@@ -1,4 +1,5 @@
 import { MferenceError } from "../util/errors.ts";
+import type { FilePiece, HashPiece } from "./hashing.ts";
 import type { InstallPlan, Copy, PlannedFile } from "./plan.ts";
 import { sha256 } from "../format/digest.ts";
 import { encodeResidentIndex } from "../format/resident.ts";
@@ -133,7 +134,8 @@ export function planFingerprint(
   ranges: readonly SourceRange[],
   rangeBytes = RANGE_BYTES_DEFAULT,
 ): string {
-  const stream = new FingerprintStream();
+  const hasher = new Bun.CryptoHasher("sha256");
+  const stream = new FingerprintStream((bytes) => hasher.update(bytes));
   const version = ranges.some(isTransformed) ? 2 : 1;
   stream.string(`Mference.RemoteInstallPlan.v${version}`);
   for (const value of [1, 0, rangeBytes]) stream.u64(value);
@@ -153,37 +155,35 @@ export function planFingerprint(
       stream.place(copy, { rangeOffset: range.offset, isVersion2: version === 2 });
     }
   }
-  return stream.digest();
+  return hasher.digest("hex");
 }
 
 function isTransformed(range: SourceRange): boolean {
   return range.copies.some(({ transform }) => transform !== undefined);
 }
 
-/** Reads bytes of a file of the package. */
-export type ReadTarget = (target: string, buffer: Uint8Array, offset: number) => Promise<void>;
-
-const DIGEST_TILE_BYTES = 524_288;
-
-/** The digest of what a range has left in the package's files, as they lie there now. */
-export async function rangeDigest(range: SourceRange, read: ReadTarget): Promise<string> {
+/**
+ * What the digest of a range is of: words that describe it, and what it has left in the package's files.
+ *
+ * @param targetOf the open file of a path in the package
+ */
+export function rangePieces(
+  range: SourceRange,
+  targetOf: (target: string) => Pick<FilePiece, "descriptor" | "path">,
+): readonly HashPiece[] {
   const isVersion2 = isTransformed(range);
-  const stream = new FingerprintStream();
+  const pieces: HashPiece[] = [];
+  const stream = new FingerprintStream((bytes) => pieces.push(bytes));
   stream.string(`Mference.RemoteRangeDestination.v${isVersion2 ? 2 : 1}`);
   stream.string(range.id);
   stream.u64(range.copies.length);
-  const tile = new Uint8Array(DIGEST_TILE_BYTES);
   for (const copy of range.copies) {
     stream.string(copy.target);
     stream.place(copy, { rangeOffset: range.offset, isVersion2 });
-    const bytes = targetBytes(copy);
-    for (let done = 0; done < bytes; done += tile.length) {
-      const part = tile.subarray(0, Math.min(tile.length, bytes - done));
-      await read(copy.target, part, copy.targetOffset + done);
-      stream.bytes(part);
-    }
+    const { descriptor, path } = targetOf(copy.target);
+    pieces.push({ descriptor, path, offset: copy.targetOffset, bytes: targetBytes(copy) });
   }
-  return stream.digest();
+  return pieces;
 }
 
 /** SHA-256 of a plan's index region, as the fingerprint wants it. */
@@ -191,23 +191,24 @@ export function indexSha256(plan: Pick<InstallPlan, "resident">): string {
   return sha256(encodeResidentIndex(plan.resident));
 }
 
+/** Writes numbers and texts in the one form that is hashed. */
 class FingerprintStream {
-  readonly #hasher = new Bun.CryptoHasher("sha256");
+  readonly #add: (bytes: Uint8Array) => void;
+
+  constructor(add: (bytes: Uint8Array) => void) {
+    this.#add = add;
+  }
 
   u64(value: number): void {
     const bytes = new Uint8Array(8);
     new DataView(bytes.buffer).setBigUint64(0, BigInt(value), true);
-    this.#hasher.update(bytes);
+    this.#add(bytes);
   }
 
   string(text: string): void {
     const bytes = new TextEncoder().encode(text);
     this.u64(bytes.length);
-    this.#hasher.update(bytes);
-  }
-
-  bytes(bytes: Uint8Array): void {
-    this.#hasher.update(bytes);
+    this.#add(bytes);
   }
 
   /** Where a copy comes from and goes to. */
@@ -218,10 +219,6 @@ class FingerprintStream {
     if (!range.isVersion2) return;
     this.u64(targetBytes(copy));
     this.string(transformText(copy.transform));
-  }
-
-  digest(): string {
-    return this.#hasher.digest("hex");
   }
 }
 

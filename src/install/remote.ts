@@ -40,6 +40,7 @@ import {
   type InstallIo,
   type Target,
 } from "./durable.ts";
+import { HashThreads } from "./hashing.ts";
 import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 import { HttpSource } from "./http.ts";
 import { fetchSidecars, readRemote, type RemoteCheckpoint, type RemoteSource } from "./hub.ts";
@@ -274,9 +275,10 @@ function checkSameSource(source: RemoteSource, saved: SavedDownload | undefined)
 async function transfer(run: Run, saved: SavedDownload | undefined): Promise<void> {
   const { build, ranges, identity, limits } = run;
   const targets = new Map<string, Target>();
+  const hash = new HashThreads();
   try {
     const isReused = saved !== undefined && reopenOutputs(build, targets);
-    const done = isReused ? [...(await stillIntact(run, saved, targets))] : [];
+    const done = isReused ? [...(await stillIntact(run, saved, { targets, hash }))] : [];
     checkRemainingSpace(run, done);
     if (isReused) await clearPadding(build, targets);
     else await reserveOutputs(build, targets);
@@ -300,6 +302,7 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
       folder: build.partial,
       parallel: limits.parallel,
       io: build.io,
+      hash,
       signal: build.signal,
       onBytes(bytes) {
         doneBytes += bytes;
@@ -311,6 +314,7 @@ async function transfer(run: Run, saved: SavedDownload | undefined): Promise<voi
       },
     });
   } finally {
+    hash.close();
     for (const { descriptor } of targets.values()) fs.closeSync(descriptor);
   }
 }
@@ -353,12 +357,12 @@ async function clearPadding(
 async function stillIntact(
   { build, ranges }: Run,
   saved: SavedDownload,
-  targets: ReadonlyMap<string, Target>,
+  means: { readonly targets: ReadonlyMap<string, Target>; readonly hash: HashThreads },
 ): Promise<SavedDownload["completedRanges"]> {
   let doneBytes = 0;
   const totalBytes = saved.completedRanges.reduce((total, done) => total + done.sourceBytes, 0);
   const intact = await intactRanges(saved.completedRanges, ranges, {
-    targets,
+    ...means,
     signal: build.signal,
     onBytes(bytes) {
       doneBytes += bytes;

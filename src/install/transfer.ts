@@ -1,7 +1,6 @@
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../util/errors.ts";
-import { readAt } from "../format/files.ts";
 import { copyRanges } from "./copy.ts";
 import {
   checkFolder,
@@ -13,8 +12,9 @@ import {
   type InstallIo,
   type Target,
 } from "./durable.ts";
+import type { HashThreads } from "./hashing.ts";
 import type { HttpSource, RemoteFile } from "./http.ts";
-import { rangeDigest, targetBytes, type SourceRange } from "./ranges.ts";
+import { rangePieces, targetBytes, type SourceRange } from "./ranges.ts";
 import type { CompletedRange } from "./resume.ts";
 
 /**
@@ -32,6 +32,7 @@ export interface TransferJob {
   /** Ranges under way at once. */
   readonly parallel: number;
   readonly io: InstallIo;
+  readonly hash: HashThreads;
   readonly signal: AbortSignal | undefined;
   /** Bytes of the source that came, and negative ones that must come again. */
   readonly onBytes: (bytes: number) => void;
@@ -65,10 +66,7 @@ export async function transferRanges(
   const pending = ranges.values();
   const work = async (slot: number): Promise<void> => {
     try {
-      for (const range of pending) {
-        signal.throwIfAborted();
-        await transferRange(range, { ...job, signal }, slot);
-      }
+      await transferSome(pending, { ...job, signal }, stagingPath(job.folder, slot));
     } catch (error) {
       // The others must not go on writing into a folder that may be removed.
       stop.abort(error);
@@ -83,15 +81,33 @@ export async function transferRanges(
   throw stop.signal.reason as Error;
 }
 
-async function transferRange(range: SourceRange, job: TransferJob, slot: number): Promise<void> {
+/**
+ * Fetches range after range through one temporary file: writing over pages that are in memory costs a
+ * third of getting new ones, and the next range is written long before the system would save this one.
+ */
+async function transferSome(
+  pending: Iterable<SourceRange>,
+  job: TransferJob,
+  file: string,
+): Promise<void> {
   checkFolder(job.folder);
-  const file = stagingPath(job.folder, slot);
   remove(file, job.io);
   const staged = createTarget(file, job.io);
+  // While the disk takes a range, the next one comes.
+  let settling: Promise<void> = Promise.resolve();
   try {
-    await download(range, staged, job);
-    await place(range, staged, job);
+    for (const range of pending) {
+      job.signal?.throwIfAborted();
+      checkFolder(job.folder);
+      await download(range, staged, job);
+      await settling;
+      await place(range, staged, job);
+      settling = settle(range, job);
+      settling.catch(() => undefined);
+    }
+    await settling;
   } finally {
+    await settling.catch(() => undefined);
     fs.closeSync(staged.descriptor);
     removeQuietly(file, job.io);
   }
@@ -115,7 +131,7 @@ async function download(range: SourceRange, staged: Target, job: TransferJob): P
   });
 }
 
-/** Copies a fetched range to its places, makes these durable and records what lies there. */
+/** Copies a fetched range to its places. */
 async function place(range: SourceRange, staged: Target, job: TransferJob): Promise<void> {
   const { io, signal, targets } = job;
   const shifted = {
@@ -127,11 +143,16 @@ async function place(range: SourceRange, staged: Target, job: TransferJob): Prom
   };
   const shards = new Map([[range.shard, { ...staged, sizeBytes: range.bytes }]]);
   await copyRanges([shifted], { shards, targets, io, signal, onBytes: () => undefined });
+}
+
+/** Makes the places of a range durable and records what lies there. */
+async function settle(range: SourceRange, job: TransferJob): Promise<void> {
+  const { io, targets } = job;
   for (const name of new Set(range.copies.map(({ target }) => target))) {
     await syncTarget(targets.get(name)!, io);
   }
-  const destinationDigest = await rangeDigest(range, (target, buffer, offset) =>
-    readTarget(targets, { target, offset }, buffer),
+  const destinationDigest = await job.hash.digest(
+    rangePieces(range, (target) => targets.get(target)!),
   );
   job.onDone({
     id: range.id,
@@ -146,17 +167,6 @@ export function destinationBytes(range: SourceRange): number {
   return range.copies.reduce((total, copy) => total + targetBytes(copy), 0);
 }
 
-async function readTarget(
-  targets: ReadonlyMap<string, Target>,
-  place: { readonly target: string; readonly offset: number },
-  buffer: Uint8Array,
-): Promise<void> {
-  const target = targets.get(place.target)!;
-  const count = await readAt(target.descriptor, buffer, place.offset);
-  if (count === buffer.length) return;
-  throw new MferenceError("install.io", `${target.path} ended early while it was read back`);
-}
-
 /**
  * Of the ranges that are said to be done, those whose bytes still lie in the package's files.
  *
@@ -165,7 +175,9 @@ async function readTarget(
 export async function intactRanges(
   saved: readonly CompletedRange[],
   ranges: readonly SourceRange[],
-  job: Pick<TransferJob, "targets" | "signal"> & { readonly onBytes: (bytes: number) => void },
+  job: Pick<TransferJob, "targets" | "hash" | "signal"> & {
+    readonly onBytes: (bytes: number) => void;
+  },
 ): Promise<readonly CompletedRange[]> {
   const planned = new Map(ranges.map((range) => [range.id, range]));
   const intact: CompletedRange[] = [];
@@ -180,9 +192,7 @@ export async function intactRanges(
         `the unfinished download lists the part ${done.id}, which the plan does not have so; remove it with "mference discard", then install again`,
       );
     }
-    const digest = await rangeDigest(range, (target, buffer, offset) =>
-      readTarget(job.targets, { target, offset }, buffer),
-    );
+    const digest = await job.hash.digest(rangePieces(range, (target) => job.targets.get(target)!));
     if (digest === done.destinationDigest.toLowerCase()) intact.push(done);
     job.onBytes(range.bytes);
   }

@@ -107,7 +107,7 @@ function sourceFiles(): string[] {
   if (process.platform !== "darwin") folders.push("swift/SoftMetal");
   const inside = folders.flatMap((folder) =>
     readdirSync(join(ROOT, folder), { recursive: true, withFileTypes: true })
-      .filter((entry) => entry.isFile())
+      .filter((entry) => entry.isFile() && !entry.name.endsWith(".md"))
       .map((entry) => join(entry.parentPath, entry.name).slice(ROOT.length + 1)),
   );
   return ["Package.swift", ...inside.toSorted()];

@@ -3,8 +3,8 @@
  * it over. Two events order host and device: the timeline, which lists signal and the host awaits, and
  * the gate, which the host opens when reads have arrived and lists await.
  *
- * Invariant: the host never awaits the timeline while a committed list awaits a gate that only this
- * thread can open; `wait` refuses it, because such a wait would never end.
+ * Invariant: the host never awaits a point of the timeline behind a closed gate that only this thread can
+ * open; `wait` refuses it, because such a wait would never end.
  */
 import type { Buffers, KernelSpec, Params, ParamValues } from "../kernels/spec.ts";
 import { type Binding, Commands } from "../native/commands.ts";
@@ -14,12 +14,22 @@ import { assert, MferenceError } from "../util/errors.ts";
 /** A point of the timeline: reached when everything recorded before it has run. */
 export type Ticket = number;
 
+/** A committed list with points `first .. last`, none of which counts as reached before `gate` is open. */
+interface GatedList {
+  readonly first: Ticket;
+  readonly last: Ticket;
+  readonly gate: number;
+}
+
 export class Stream {
   readonly device: Device;
   readonly #commands = new Commands();
   readonly #timeline: DeviceEvent;
   readonly #gate: DeviceEvent;
   #lastTicket = 0;
+  #committedTicket = 0;
+  /** Lists that a closed gate holds up, oldest first. */
+  #gated: GatedList[] = [];
   #lastGate = 0;
   #openedGate = 0;
   #waitSeconds = 0;
@@ -67,6 +77,7 @@ export class Stream {
   openGate(gate: number): void {
     assert(gate === this.#openedGate + 1, `gate ${gate} opens after ${this.#openedGate}`);
     this.#openedGate = gate;
+    while (this.#gated[0] !== undefined && this.#gated[0].gate <= gate) this.#gated.shift();
     this.device.signal(this.#gate, gate);
   }
 
@@ -77,11 +88,15 @@ export class Stream {
     this.#observer?.(bytes);
     this.device.submit(bytes);
     this.#commands.reset();
+    const [first, last, gate] = [this.#committedTicket + 1, this.#lastTicket, this.#lastGate];
+    if (gate > this.#openedGate) this.#gated.push({ first, last, gate });
+    this.#committedTicket = last;
   }
 
-  /** Blocks until the ticket's point has been reached. */
+  /** Blocks until the ticket's point has been reached; the gates of its list and before must be open. */
   wait(ticket: Ticket): void {
-    assert(this.#openedGate === this.#lastGate, "waiting while a gate is closed would never end");
+    const isHeldUp = this.#gated.some(({ first, last }) => first <= ticket && ticket <= last);
+    assert(!isHeldUp, "waiting behind a closed gate would never end");
     const begin = performance.now();
     this.device.wait(this.#timeline, ticket);
     this.#waitSeconds += (performance.now() - begin) / 1000;
@@ -102,6 +117,8 @@ export class Stream {
    */
   abandon(): void {
     this.#commands.reset();
+    this.#gated = [];
+    this.#committedTicket = this.#lastTicket;
     if (this.#openedGate < this.#lastGate) {
       this.#openedGate = this.#lastGate;
       this.device.signal(this.#gate, this.#lastGate);

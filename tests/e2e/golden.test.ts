@@ -26,7 +26,7 @@ test.each(fixtures)(
     expect(report.stages.length).toBeGreaterThan(50);
     expect(report.passed ? "passed" : printReport(report)).toBe("passed");
   },
-  60_000,
+  patienceMs,
 );
 
 /** Where a tensor's data begins in a safetensors file, and the file. */

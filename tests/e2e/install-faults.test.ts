@@ -144,7 +144,7 @@ function optionsOf(
     name: "m",
     base: place.hub.base,
     models: place.models,
-    limits: { rangeBytes, parallel: 2, idleMs: 100, retry: { attempts: 3, baseMs: 1, clock } },
+    limits: { rangeBytes, parallel: 2, idleMs: 250, retry: { attempts: 3, baseMs: 1, clock } },
   };
 }
 

@@ -13,7 +13,7 @@ import { readSaved } from "../../src/install/resume.ts";
 import { verifyPackage } from "../../src/install/verify.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { contentsOf } from "../fixtures/contents.ts";
-import { failureOf } from "../fixtures/failures.ts";
+import { failureOf, type Failure } from "../fixtures/failures.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom } from "../reference/random.ts";
 import { REPOSITORY, startHub, type Hub, type HubRequest } from "../support/hub.ts";
@@ -146,11 +146,11 @@ test("a verification keeps installs and discards away, and takes no notice of wh
   const models = path.join(home, "models");
   hub.fault = () => undefined;
   expect(await startInstall().exited).toBe(0);
-  let isSeen = false;
+  let install: Promise<Failure> | undefined;
   await verifyPackage(directory, {
     full: true,
     onProgress() {
-      isSeen = true;
+      install ??= failureOf(() => installLocal({ source, name: "m", models }));
       const again = Bun.spawnSync([process.execPath, MAIN, "verify", "m"], {
         env: { ...process.env, MFERENCE_HOME: home },
         stderr: "pipe",
@@ -158,7 +158,7 @@ test("a verification keeps installs and discards away, and takes no notice of wh
       expect(again.stderr.toString()).toContain("another process holds");
     },
   });
-  expect(isSeen).toBe(true);
+  expect((await install)?.code).toBe("install.busy");
   const again = await failureOf(() => installLocal({ source, name: "m", models }));
   expect(again.code).toBe("install.exists");
   // What a verification that was killed leaves is not taken for a part of the package.

@@ -262,5 +262,4 @@ test.skipIf(!hasPeak)(
     expect([bare.tokens, loaded.tokens]).toEqual([0, 100]);
     expect(loaded.peakBytes - bare.peakBytes).toBeLessThan(150e6);
   },
-  20_000,
 );

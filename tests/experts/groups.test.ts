@@ -125,9 +125,11 @@ describe("tiles", () => {
     ]);
   });
 
-  test("of one token follow its ranks, cached or not", () => {
+  test("of one token follow its ranks, cached experts first where they are several", () => {
     const token = groupRoutes(Uint32Array.of(7, 2, 5), { T: 1, K: 3, E: 8 });
-    expect(expertsOf(planTiles(token, 2, (expert) => expert === 5))).toEqual([[7, 2], [5]]);
+    const isCached = (expert: number): boolean => expert === 5;
+    expect(expertsOf(planTiles(token, 2, isCached))).toEqual([[5, 7], [2]]);
+    expect(expertsOf(planTiles(token, 3, isCached))).toEqual([[7, 2, 5]]);
   });
 });
 

@@ -5,7 +5,7 @@ import {
   openDirect,
   type ReadAt,
   readAt,
-  readEach,
+  ReadQueue,
   READS_IN_FLIGHT,
   readWhole,
 } from "../../src/experts/reader.ts";
@@ -136,50 +136,45 @@ describe("direct reads", () => {
   });
 });
 
-describe("several reads", () => {
-  /** Reads that end when they are told to. */
-  function controlled(count: number) {
+describe("a queue of reads", () => {
+  test("begins them in order, a few at once, and the next as soon as one ends", async () => {
+    const queue = new ReadQueue();
     const begun: number[] = [];
-    const told: number[] = [];
-    const reads = Array.from({ length: count }, () => Promise.withResolvers<void>());
-    const read = (index: number): Promise<void> => {
-      begun.push(index);
-      return reads[index]!.promise;
-    };
-    return { begun, told, reads, all: readEach(count, read, (index) => told.push(index)) };
-  }
-
-  test("run a few at a time, and are told of in order", async () => {
-    const { begun, told, reads, all } = controlled(6);
-    expect(begun).toEqual([0, 1, 2]);
-    expect(READS_IN_FLIGHT).toBe(3);
-    reads[2]!.resolve();
+    const ends: string[] = [];
+    const reads = Array.from({ length: 6 }, () => Promise.withResolvers<string>());
+    const all = reads.map(({ promise }, index) =>
+      queue
+        .run(() => {
+          begun.push(index);
+          return promise;
+        })
+        .then(
+          (value) => ends.push(value),
+          (error: Error) => ends.push(error.message),
+        ),
+    );
+    expect([READS_IN_FLIGHT, begun]).toEqual([3, [0, 1, 2]]);
+    reads[2]!.resolve("two");
     await Bun.sleep(0);
-    expect([begun, told]).toEqual([[0, 1, 2, 3], []]);
-    reads[0]!.resolve();
+    expect([begun, ends]).toEqual([[0, 1, 2, 3], ["two"]]);
+    reads[0]!.reject(new Error("no luck"));
     await Bun.sleep(0);
-    expect([begun, told]).toEqual([[0, 1, 2, 3, 4], [0]]);
-    for (const { resolve } of reads) resolve();
-    await all;
-    expect(told).toEqual([0, 1, 2, 3, 4, 5]);
-  });
-
-  test("begin no other after a failure, and end when none is under way", async () => {
-    const { begun, told, reads, all } = controlled(6);
-    const failure = failureOf(() => all);
-    let hasEnded = false;
-    void failure.then(() => (hasEnded = true));
-    reads[1]!.reject(new Error("first"));
-    await Bun.sleep(0);
-    reads[0]!.resolve();
-    await Bun.sleep(0);
-    expect([begun, told, hasEnded]).toEqual([[0, 1, 2], [0], false]);
-    reads[2]!.reject(new Error("second"));
-    expect((await failure).message).toBe("first");
-    expect(begun).toEqual([0, 1, 2]);
-  });
-
-  test("may be none", async () => {
-    await controlled(0).all;
+    expect([begun, ends]).toEqual([
+      [0, 1, 2, 3, 4],
+      ["two", "no luck"],
+    ]);
+    for (const { resolve } of reads) resolve("rest");
+    await Promise.all(all);
+    expect(begun).toEqual([0, 1, 2, 3, 4, 5]);
+    // All places are free again.
+    const again = Promise.withResolvers<string>();
+    for (let i = 0; i < 3; i += 1) {
+      void queue.run(() => {
+        begun.push(9);
+        return again.promise;
+      });
+    }
+    expect(begun.filter((index) => index === 9)).toHaveLength(3);
+    again.resolve("");
   });
 });

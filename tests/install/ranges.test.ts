@@ -1,9 +1,11 @@
 import { describe, expect, test } from "bun:test";
+import fs from "node:fs";
 import path from "node:path";
+import { HashThreads } from "../../src/install/hashing.ts";
 import { planInstall, type Copy } from "../../src/install/plan.ts";
-import { indexSha256, planFingerprint, planRanges, rangeDigest } from "../../src/install/ranges.ts";
+import { indexSha256, planFingerprint, planRanges, rangePieces } from "../../src/install/ranges.ts";
 import { openCheckpoint } from "../../src/install/source.ts";
-import { GOLDEN } from "../fixtures/checkpoints.ts";
+import { GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
 
 const copy = (
   sourceOffset: number,
@@ -176,11 +178,11 @@ describe("known vectors with transforms", () => {
       { outputs: [{ path: "weights.bin", bytes: 64 }], copies: [one] },
       4096,
     );
-    const file = Uint8Array.fromHex(written);
-    const digest = await rangeDigest(range!, async (_, buffer, offset) => {
-      buffer.set(file.subarray(offset, offset + buffer.length));
-      await Promise.resolve();
-    });
-    expect(digest).toBe(expected);
+    const file = path.join(temporaryFolder(), "weights.bin");
+    fs.writeFileSync(file, Uint8Array.fromHex(written));
+    const descriptor = fs.openSync(file, "r");
+    const pieces = rangePieces(range!, () => ({ descriptor, path: file }));
+    expect(await new HashThreads().digest(pieces)).toBe(expected);
+    fs.closeSync(descriptor);
   });
 });

@@ -3,7 +3,7 @@
  * it can. The software Metal injects the failures, each in a process of its own.
  */
 import { afterAll, describe, expect, test } from "bun:test";
-import { truncateSync, writeFileSync } from "node:fs";
+import { existsSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { softcap } from "../../src/kernels/sampling.ts";
 import { metalHindrance } from "../../src/native/build-metal.ts";
@@ -99,6 +99,17 @@ describe.skipIf(!isMetal)("what only a GPU refuses", () => {
     expect(() => device!.bindMemory(memory)).toThrow(/exceeds the device's largest of \d+/);
     device!.destroyBuffer(device!.bindMemory(memory, device!.info.bufferBytesMax, 1));
     device!.release(memory);
+  });
+});
+
+const unmappable = "/sys/kernel/uevent_seqnum";
+const isThere = existsSync(unmappable);
+const title = isThere ? "a mapping" : `a mapping (there is no ${unmappable} here)`;
+describe.skipIf(!isMetal || !isThere)(title, () => {
+  test("of a file that opens and has no pages", () => {
+    const device = new Device({ library });
+    expect(() => device.mapFile(unmappable)).toThrow(`${unmappable} could not be mapped: `);
+    device.close();
   });
 });
 

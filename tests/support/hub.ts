@@ -90,7 +90,18 @@ interface Reply {
   status: number;
   headers: Record<string, string | undefined>;
   body: Buffer;
+  /** Stands in for the body where nothing is wrong with it. */
+  part?: FilePart;
 }
+
+interface FilePart {
+  readonly file: string;
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+/** What a large body is sent through. */
+const TILE_BYTES = 262_144;
 
 /**
  * Starts a Hub on two ports of this machine: its own and that of its storage. A folder alone is served
@@ -175,7 +186,8 @@ async function answer(
   const file = folder === undefined ? undefined : path.join(folder, request.file);
   const reply = misbehave(honest(request, hub, { file, fault }), fault, file);
   const { body } = reply;
-  const length = fault?.kind === "shortToTheEnd" ? undefined : String(body.length);
+  const bodyBytes = reply.part?.bytes ?? body.length;
+  const length = fault?.kind === "shortToTheEnd" ? undefined : String(bodyBytes);
   const headers: Record<string, string | undefined> = {
     "Content-Length": length,
     ...reply.headers,
@@ -184,7 +196,9 @@ async function answer(
     value === undefined ? [] : [`${name}: ${value}\r\n`],
   );
   socket.write(`HTTP/1.1 ${reply.status} X\r\n${lines.join("")}\r\n`);
-  if (request.method !== "HEAD") await send(socket, body, fault?.kind);
+  if (request.method === "HEAD") return;
+  if (reply.part === undefined) await send(socket, body, fault?.kind);
+  else await sendPart(socket, reply.part);
 }
 
 /** Orders for a Hub of another process: `/-/misbehave?ORDERS`, and `/-/requests` for what was asked. */
@@ -231,6 +245,26 @@ async function send(
   else socket.write(body);
 }
 
+/** Sends a part of a file tile by tile, each when the one before it has left. */
+async function sendPart(socket: net.Socket, { file, offset, bytes }: FilePart): Promise<void> {
+  const tile = Buffer.allocUnsafe(Math.min(bytes, TILE_BYTES));
+  const descriptor = fs.openSync(file, "r");
+  try {
+    for (let done = 0; done < bytes && !socket.destroyed; done += tile.length) {
+      const count = fs.readSync(descriptor, tile, 0, tile.length, offset + done);
+      const rest = tile.subarray(0, Math.min(count, bytes - done));
+      const { promise, resolve } = Promise.withResolvers<void>();
+      const onEnd = (): void => resolve();
+      socket.once("close", onEnd);
+      socket.write(rest, onEnd);
+      await promise;
+      socket.off("close", onEnd);
+    }
+  } finally {
+    fs.closeSync(descriptor);
+  }
+}
+
 async function drip(socket: net.Socket, body: Buffer): Promise<void> {
   const step = Math.ceil(body.length / 8);
   for (let at = 0; at < body.length; at += step) {
@@ -274,12 +308,14 @@ function honest(
   if (method === "HEAD") return { ...refusal(200), headers: { "Content-Length": String(size) } };
   const [first, last] = request.range ?? [0, size - 1];
   if (last >= size) return refusal(416);
-  const body = Buffer.alloc(last - first + 1);
+  const headers = { "Content-Range": `bytes ${first}-${last}/${size}`, ETag: `"${hash}"` };
+  const part = { file, offset: first, bytes: last - first + 1 };
+  if (fault === undefined) return { status: 206, headers, body: Buffer.alloc(0), part };
+  const body = Buffer.alloc(part.bytes);
   const descriptor = fs.openSync(file, "r");
   fs.readSync(descriptor, body, 0, body.length, first);
   fs.closeSync(descriptor);
-  const range = { "Content-Range": `bytes ${first}-${last}/${size}`, ETag: `"${hash}"` };
-  return { status: 206, headers: range, body };
+  return { status: 206, headers, body };
 }
 
 /** The Hub in a process of its own, until a signal ends it. Says what can be installed from it. */

@@ -153,6 +153,7 @@ export class Gemma4Forward implements ForwardPass {
     tap?.tensor(`layer${layer}.dense_mlp`, s.sharedOut, T);
 
     await experts.forward(layer, { T, x: s.routedIn, routes: s.routes, routed, y: s.routedOut });
+    if (tap) await experts.settle();
     tap?.tensor(`layer${layer}.experts_sum`, s.routedOut, T);
     ops.sandwichTail(s.x, { shared: s.sharedOut, routed: s.routedOut }, w.tail, { T, eps });
   }
