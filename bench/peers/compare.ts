@@ -256,7 +256,7 @@ try {
   const runs = await measureAll();
   const names = [...new Set(runs.flatMap(({ entries }) => entries.map(({ name }) => name)))];
   const rows = names
-    .filter((name) => !["load", "decode.warm"].includes(name))
+    .filter((name) => name !== "load" && !name.endsWith(".warm"))
     .flatMap((name) => sides.map((side) => row(runs, side, name)));
   const ends = runs.map(({ side, round, end, entries, group }) => ({
     side,
