@@ -233,6 +233,18 @@ function readFamily(opened: Package) {
   return { family, config, shape: family.shapeOf(config), arrays: expertArrays(opened) };
 }
 
+function memoryOf(
+  parts: Pick<Model, "kv" | "store" | "forward" | "experts"> & { readonly weights: Weights },
+): ModelMemory {
+  const { weights, kv, store, forward, experts } = parts;
+  return {
+    commonBytes: weights.byteLength,
+    kvBytes: kv.byteLength,
+    slotBytes: store.slabBytes,
+    scratchBytes: forward.scratchBytes + experts.scratchBytes,
+  };
+}
+
 /**
  * Loads a package onto a device.
  *
@@ -289,12 +301,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
       forward,
       chunkRows,
       slots,
-      memory: () => ({
-        commonBytes: weights.byteLength,
-        kvBytes: kv.byteLength,
-        slotBytes: store.slabBytes,
-        scratchBytes: forward.scratchBytes + experts.scratchBytes,
-      }),
+      memory: () => memoryOf({ weights, kv, store, forward, experts }),
       checkFiles: () => {
         watch.check();
         store.check();
