@@ -21,31 +21,35 @@ enum {
   FOURS = MF_GROUP_SIZE / 4,
 };
 
-// Eight vectors of eight 32-bit words: rows become columns.
+// Rows become columns. r[i] has the first four words of the rows i and 4 + i, r[4 + i] their last four: so loaded
+// the words need not cross the halves of a vector.
 INLINE void transpose(__m256i r[8]) {
-  __m256i t[8], u[8];
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-  }
   for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-    u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-    u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-    u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; i++) {
-    r[i] = _mm256_permute2x128_si256(u[i], u[4 + i], 0x20);
-    r[4 + i] = _mm256_permute2x128_si256(u[i], u[4 + i], 0x31);
+    const __m256i a = _mm256_unpacklo_epi32(r[i], r[i + 1]), b = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    const __m256i c = _mm256_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm256_unpackhi_epi32(r[i + 2], r[i + 3]);
+    r[i] = _mm256_unpacklo_epi64(a, c);
+    r[i + 1] = _mm256_unpackhi_epi64(a, c);
+    r[i + 2] = _mm256_unpacklo_epi64(b, d);
+    r[i + 3] = _mm256_unpackhi_epi64(b, d);
   }
 }
 
-// n <= 8 BF16 numbers as the upper halves of words, zeros after them; reads nothing beyond them.
-INLINE __m256i bf16_words(const uint8_t *p, uint32_t n) {
+// n <= 8 BF16 numbers, zeros after them; reads nothing beyond them.
+INLINE __m128i bf16_load(const uint8_t *p, uint32_t n) {
   uint16_t some[8] = {0};
-  if (n == 8) return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
-  __builtin_memcpy(some, p, 2 * (size_t)n);
-  return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)some)), 16);
+  if (n == 8) return _mm_loadu_si128((const __m128i *)p);
+  memcpy(some, p, 2 * (size_t)n);
+  return _mm_loadu_si128((const __m128i *)some);
+}
+
+// Those of eight rows as columns of floats.
+INLINE void bf16_columns(const uint8_t *p, size_t row_bytes, uint32_t n, __m256i r[8]) {
+  for (size_t i = 0; i < 4; i++) {
+    const __m128i a = bf16_load(p + i * row_bytes, n), b = bf16_load(p + (4 + i) * row_bytes, n);
+    r[i] = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_unpacklo_epi64(a, b)), 16);
+    r[4 + i] = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_unpackhi_epi64(a, b)), 16);
+  }
+  transpose(r);
 }
 
 typedef enum { PAIRS, FOURS_OF_BYTES } way;
@@ -89,8 +93,9 @@ INLINE void build_codes(const way way, const int bits, const mf_format *format, 
   for (uint32_t i = 0; i < groups.count * (uint32_t)bits / 4; i++, codes += sizeof(__m256i), to += vectors) {
     for (int half = 0; half < 2; half++) {
       __m256i r[8];
-      for (int k = 0; k < 8; k++) {
-        r[k] = _mm256_loadu_si256((const __m256i *)(codes + (size_t)(HALF * half + k) * row_bytes));
+      for (size_t k = 0; k < 8; k++) {
+        const uint8_t *at = codes + (HALF * (size_t)half + k % 4) * row_bytes + k / 4 * sizeof(__m128i);
+        r[k] = _mm256_loadu2_m128i((const __m128i *)(at + 4 * row_bytes), (const __m128i *)at);
       }
       transpose(r);
       if (way == PAIRS) spread_pairs(bits, r, to + half);
@@ -106,13 +111,9 @@ INLINE void build_factors(const mf_format *format, mf_rows rows, float *to) {
     const uint32_t n = format->groups - g < 8 ? format->groups - g : 8;
     for (int half = 0; half < 2; half++) {
       __m256i scales[8], biases[8];
-      for (size_t i = 0; i < 8; i++) {
-        const size_t at = (HALF * (size_t)half + i) * row_bytes + 2 * (size_t)g;
-        scales[i] = bf16_words(rows.scales + at, n);
-        biases[i] = bf16_words(rows.biases + at, n);
-      }
-      transpose(scales);
-      transpose(biases);
+      const size_t first = HALF * (size_t)half * row_bytes + 2 * (size_t)g;
+      bf16_columns(rows.scales + first, row_bytes, n, scales);
+      bf16_columns(rows.biases + first, row_bytes, n, biases);
       for (uint32_t i = 0; i < n; i++) {
         float *at = to + (g + i) * 2 * MF_PANEL_ROWS + HALF * half;
         const __m256 scale = _mm256_castsi256_ps(scales[i]), bias = _mm256_castsi256_ps(biases[i]);
