@@ -1,6 +1,6 @@
 // Measures a full-size package (bench/synthetic.ts writes one) with forced token ids:
 //   bun bench/full.ts DIR [--slots 16,128] [--tokens N] [--warm N] [--prompts 64,512] [--runs N] [--threads N]
-//                     [--precision fast|exact] [--reads rule|buffered|direct|both] [--json]
+//                     [--precision fast|quick|exact] [--reads rule|buffered|direct|both] [--json]
 // Ids are forced, because greedy decoding of random weights repeats one id and flatters the cache. Two
 // streams of them: "following" ids share experts as the package was written to, "scattered" ones only by
 // chance. A plain reader of memory and of the disk runs beside every run; medians are printed.
@@ -43,7 +43,8 @@ if (directory === undefined) throw new Error("usage: bun bench/full.ts DIR [opti
 const numbers = (list: string): number[] => list.split(",").filter(Boolean).map(Number);
 const [slotCounts, prompts] = [numbers(flags.slots), numbers(flags.prompts)];
 const [tokens, runs, threads] = [Number(flags.tokens), Number(flags.runs), Number(flags.threads)];
-const precision = flags.precision === "exact" ? "exact" : "fast";
+const PRECISIONS = ["exact", "fast", "quick"] as const;
+const precision = PRECISIONS.find((name) => name === flags.precision) ?? "fast";
 /** Steps before a measured run, that fill the slots. */
 const WARM_TOKENS = Number(flags.warm);
 const readers = new Readers();

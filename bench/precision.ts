@@ -1,7 +1,7 @@
-// Measures what the fast precision costs in exactness:
+// Measures what the fast and the quick precision cost in exactness:
 //   bun bench/precision.ts [--prompts N]
 // One product with random weights; logits of the golden fixtures against Hugging Face's; and the demo
-// model's logits, fast against exact, over recorded prompts and their answers.
+// model's logits, both against exact, over recorded prompts and their answers.
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -12,6 +12,7 @@ import { demoSource } from "../src/install/demo.ts";
 import { matmulAffine } from "../src/kernels/matmul.ts";
 import { buildDeviceLibrary } from "../src/native/build.ts";
 import { Device, type SharedBuffer } from "../src/native/device.ts";
+import type { Precision } from "../src/ops/ops.ts";
 import { Stream } from "../src/ops/stream.ts";
 import { floatsOf } from "../src/ops/tensor.ts";
 import { findTextFiles, openText } from "../src/text/index.ts";
@@ -84,7 +85,7 @@ async function logitsOf(model: Model, ids: readonly number[]): Promise<Float32Ar
   return rows;
 }
 
-const load = (directory: string, precision: "exact" | "fast"): Promise<Model> =>
+const load = (directory: string, precision: Precision["name"]): Promise<Model> =>
   loadModel({ library, directory, precision, slots: "resident", chunkRows: 64, logitRows: 64 });
 
 async function fixtures(): Promise<void> {
@@ -94,7 +95,7 @@ async function fixtures(): Promise<void> {
     const truth = fixture.tensors.get("logits")!;
     const V = truth.shape.at(-1)!;
     await withPackage(fixture.directory, async (directory) => {
-      for (const precision of ["exact", "fast"] as const) {
+      for (const precision of ["exact", "fast", "quick"] as const) {
         const model = await load(directory, precision);
         const rows = await logitsOf(model, fixture.inputs.ids);
         model.close();
@@ -114,16 +115,20 @@ async function demo(): Promise<void> {
     const { chat: dialect } = families.gemma4;
     const text = openText({ files: findTextFiles(`${directory}/tokenizer`)!, dialect });
     const exact = await load(directory, "exact");
-    const fast = await load(directory, "fast");
-    const distance = new Distance();
+    const rounded = [await load(directory, "fast"), await load(directory, "quick")];
+    const distances = rounded.map(() => new Distance());
     for (const { prompt, want } of heldOut.slice(0, Number(flags.prompts))) {
       const ids = text.tokenizer.encode(prompt + want, { specials: true });
       const truth = await logitsOf(exact, ids);
-      const rows = await logitsOf(fast, ids);
-      for (const [t, row] of rows.entries()) distance.add(row, truth[t]!);
+      for (const [i, model] of rounded.entries()) {
+        const rows = await logitsOf(model, ids);
+        for (const [t, row] of rows.entries()) distances[i]!.add(row, truth[t]!);
+      }
     }
-    console.log(`demo, fast against exact: ${distance.describe()}`);
-    for (const part of [exact, fast, text]) part.close();
+    for (const [i, { precision }] of rounded.entries()) {
+      console.log(`demo, ${precision.name} against exact: ${distances[i]!.describe()}`);
+    }
+    for (const part of [exact, ...rounded, text]) part.close();
   });
 }
 
@@ -152,10 +157,14 @@ function product(rows: number, columns: number): void {
     stream.flush();
     return floats(y).slice(0, rows);
   };
-  const [truth, found] = [run(32), run(16)];
+  const truth = run(32);
   const norm = (values: Float32Array): number => Math.hypot(...values);
-  const error = norm(found.map((value, i) => value - truth[i]!)) / norm(truth);
-  console.log(`product [${rows}, ${columns}], 16 bits against exact: ${error.toExponential(1)}`);
+  for (const bits of [16, 8]) {
+    const error = norm(run(bits).map((value, i) => value - truth[i]!)) / norm(truth);
+    console.log(
+      `product [${rows}, ${columns}], ${bits} bits against exact: ${error.toExponential(1)}`,
+    );
+  }
   stream.close();
   device.close();
 }

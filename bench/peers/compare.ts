@@ -69,6 +69,11 @@ interface Run {
   readonly diskGBs: number;
 }
 
+/** Stopping ends the running side too, and what was made for it is removed. */
+const stop = new AbortController();
+for (const signal of ["SIGINT", "SIGTERM"] as const) {
+  process.once(signal, () => stop.abort(new Error(`stopped by ${signal}`)));
+}
 const readers = new Readers();
 const folder = mkdtempSync(path.join(tmpdir(), "mference-peers-"));
 
@@ -110,6 +115,7 @@ async function collect(command: readonly string[], group: MemoryGroup | undefine
     stderr: Bun.file(path.join(folder, "stderr")),
     timeout: PATIENCE_SECONDS * 1000,
     killSignal: "SIGKILL",
+    signal: stop.signal,
   });
   const entries: Entry[] = [];
   let rest = "";
@@ -241,6 +247,7 @@ async function measureAll(): Promise<Run[]> {
     writeFileSync(plan, encodePlan(planPhases(sizes, round)));
     for (const side of sides) {
       const run = await measure(side, start[side](plan), round);
+      stop.signal.throwIfAborted();
       runs.push(run);
       const rates = run.entries.map(
         ({ name, tokens, seconds }) =>
@@ -256,7 +263,7 @@ try {
   const runs = await measureAll();
   const names = [...new Set(runs.flatMap(({ entries }) => entries.map(({ name }) => name)))];
   const rows = names
-    .filter((name) => !["load", "decode.warm"].includes(name))
+    .filter((name) => name !== "load" && !name.endsWith(".warm"))
     .flatMap((name) => sides.map((side) => row(runs, side, name)));
   const ends = runs.map(({ side, round, end, entries, group }) => ({
     side,

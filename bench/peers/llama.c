@@ -91,6 +91,9 @@ static struct llama_context *load(char **arguments) {
   if (strcmp(arguments[4], "mmap") == 0) {
     model.use_extra_bufts = false;
     model.load_mode = LLAMA_LOAD_MODE_MMAP;
+  } else {
+    // A mapping would hold the file in memory beside the weights laid out anew.
+    model.load_mode = LLAMA_LOAD_MODE_DIRECT_IO;
   }
   struct llama_context_params context = llama_context_default_params();
   context.n_ctx = (uint32_t)atoi(arguments[6]);

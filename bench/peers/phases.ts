@@ -55,9 +55,13 @@ export interface PlanSizes {
   readonly tokens: number;
 }
 
+/** Of a prompt that is not measured: it touches what the first one would find untouched. */
+const WARM_ROWS = 32;
+
 /** Prompts, the longest first so that decoding goes on after the shortest; then forced decoding. */
 export function planPhases({ prompts, warm, tokens }: PlanSizes, round: number): Phase[] {
-  const total = prompts.reduce((a, b) => a + b, 0) + warm + tokens;
+  const warmRows = prompts.length === 0 ? 0 : WARM_ROWS;
+  const total = prompts.reduce((a, b) => a + b, warmRows + warm + tokens);
   const ids = idsOf("scattered", total, round);
   let at = 0;
   const take = (name: string, count: number): Phase => {
@@ -65,6 +69,7 @@ export function planPhases({ prompts, warm, tokens }: PlanSizes, round: number):
     return { name, ids: ids.subarray(at - count, at) };
   };
   return [
+    take("prefill.warm", warmRows),
     ...prompts.toSorted((a, b) => b - a).map((length) => take(`prefill.${length}`, length)),
     take("decode.warm", warm),
     take("decode", tokens),

@@ -37,7 +37,8 @@ static uint32_t unit_rows(const mf_format *format, uint32_t rows, uint32_t threa
   return (least + UNIT_ROWS_LEAST - 1) / UNIT_ROWS_LEAST * UNIT_ROWS_LEAST;
 }
 
-static void run(const mf_task *task, const mf_work *work, const float *x, uint32_t T) {
+static void run(const mf_task *task, mf_work *work, const float *x, uint32_t T) {
+  work->format.wide = T >= MF_PANEL_COLUMNS;
   const uint32_t rows = work->band.count, unit = rows ? unit_rows(&work->format, rows, task->threads) : 1;
   const uint32_t units = rows ? (rows + unit - 1) / unit : 1;
   const int alone = (uint64_t)T * work->format.groups * MF_GROUP_SIZE <= PREPARE_ALONE;
@@ -79,7 +80,7 @@ void mf_k_gated_matmul_affine(const mf_task *task) {
                         b[MF_GATED_MATMUL_AFFINE_GATE_BIASES]};
   const mf_rows up = {b[MF_GATED_MATMUL_AFFINE_UP_CODES], b[MF_GATED_MATMUL_AFFINE_UP_SCALES],
                       b[MF_GATED_MATMUL_AFFINE_UP_BIASES]};
-  const mf_work work = {
+  mf_work work = {
       .product = mf_product_of(task->simd),
       .format = format,
       .band = {{gate, up}, p->F},

@@ -105,8 +105,7 @@ typedef struct {
   int64_t ready;
 } desk;
 
-static void lay_out(const routed *r, desk *desk, const uint32_t *pairs, uint32_t count) {
-  const mf_format *format = &r->work.format;
+static void lay_out(const routed *r, const mf_format *format, desk *desk, const uint32_t *pairs, uint32_t count) {
   const size_t bytes = mf_vector_bytes(format), width = (size_t)format->groups * MF_GROUP_SIZE;
   if (r->x_count == 1) {
     if (desk->ready == NONE) r->work.product->prepare(format, r->x, desk->vectors);
@@ -144,7 +143,9 @@ static void run_part(const routed *r, desk *desk, uint32_t a, const uint32_t par
   for (uint32_t done = 0; done < g->count;) {
     const uint32_t count = g->count - done < BATCH ? g->count - done : BATCH;
     const uint32_t *pairs = r->pairs + g->first + done;
-    if (desk->ready != (int64_t)a || count < g->count) lay_out(r, desk, pairs, count);
+    // A vector that several groups share is laid out once, for whatever they are.
+    work.format.wide = r->x_count > 1 && count >= MF_PANEL_COLUMNS;
+    if (desk->ready != (int64_t)a || count < g->count) lay_out(r, &work.format, desk, pairs, count);
     desk->ready = a;
     const mf_batch batch = {desk->columns, pairs, count, desk->up, desk->panel};
     mf_work_rows(&work, &batch, first, last);

@@ -22,8 +22,8 @@ int mf_product_begin(const mf_task *task, const char *kernel, const mf_shape *sh
   uint32_t found = 0;
   if (shape->bits != 4 && shape->bits != 8) {
     wanted = "4 or 8 bits a code", found = shape->bits;
-  } else if (shape->activation_bits != 16 && shape->activation_bits != 32) {
-    wanted = "activations of 16 or 32 bits", found = shape->activation_bits;
+  } else if (shape->activation_bits != 8 && shape->activation_bits != 16 && shape->activation_bits != 32) {
+    wanted = "activations of 8, 16 or 32 bits", found = shape->activation_bits;
   } else if (shape->columns == 0 || shape->columns % MF_GROUP_SIZE) {
     wanted = "columns in whole groups of 64", found = shape->columns;
   } else if (shape->activation > MF_ACTIVATION_SILU) {
@@ -33,7 +33,10 @@ int mf_product_begin(const mf_task *task, const char *kernel, const mf_shape *sh
     if (task->thread == 0) mf_fail(task, "%s expects %s, found %u", kernel, wanted, found);
     return 0;
   }
-  *format = (mf_format){shape->columns / MF_GROUP_SIZE, shape->bits, shape->activation_bits == 16 ? 1 : 2};
+  *format = (mf_format){.groups = shape->columns / MF_GROUP_SIZE,
+                        .bits = shape->bits,
+                        .parts = shape->activation_bits == 32 ? 2 : 1,
+                        .narrow = shape->activation_bits == 8};
   return 1;
 }
 

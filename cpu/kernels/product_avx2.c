@@ -1,8 +1,9 @@
 // Products with AVX2: activations as 16-bit integers, codes widened to 16 bits where they lie, so that one
-// multiply-and-add pairs them exactly (vpmaddubsw would saturate).
+// multiply-and-add pairs them exactly. Few vectors with 4-bit codes take another way: nibbles_avx2.h.
 #include <immintrin.h>
 
 #include "activation.h"
+#include "nibbles_avx2.h"
 #include "panel.h"
 #include "product.h"
 #include "quantise.h"
@@ -56,12 +57,30 @@ INLINE void store_group(uint32_t bits, const int32_t *values, int16_t *to) {
   for (int i = 0; i < 4; i++) _mm256_store_si256((__m256i *)to + i, v[i]);
 }
 
+// 8-bit integers once more, for panels: a group's even elements, then the odd ones.
+INLINE void store_bytes(const int32_t *values, int8_t *to) {
+  for (int i = 0; i < MF_GROUP_SIZE / 2; i++) {
+    to[i] = (int8_t)values[2 * i];
+    to[MF_GROUP_SIZE / 2 + i] = (int8_t)values[2 * i + 1];
+  }
+}
+
+static int takes_nibbles(const mf_format *format) {
+  return format->bits == 4 && !format->wide;
+}
+
 static void prepare(const mf_format *format, const float *x, void *vector) {
+  if (takes_nibbles(format)) {
+    mf_nibble_prepare(format, x, vector);
+    return;
+  }
   int16_t *to = mf_vector_integers(format, vector);
+  int8_t *bytes = mf_vector_narrow(format, vector);
   for (uint32_t g = 0; g < format->groups; g++, to += MF_GROUP_SIZE) {
     mf_integers q;
     mf_quantise(format, x, g, vector, &q);
     store_group(format->bits, q.high, to);
+    if (format->narrow && format->bits == 4) store_bytes(q.high, bytes + (size_t)g * MF_GROUP_SIZE);
     if (format->parts == 2) store_group(format->bits, q.low, to + mf_vector_step(format));
   }
   mf_clear_padding(format, vector);
@@ -223,7 +242,9 @@ INLINE void multiply_as(const int bits, const int parts, const mf_format *format
 }
 
 static void multiply(const mf_format *format, const mf_band *band, const mf_columns *columns) {
-  if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns);
+  if (takes_nibbles(format) && format->parts == 1) mf_nibble_multiply(1, format, band, columns);
+  else if (takes_nibbles(format)) mf_nibble_multiply(2, format, band, columns);
+  else if (format->bits == 4 && format->parts == 1) multiply_as(4, 1, format, band, columns);
   else if (format->bits == 4) multiply_as(4, 2, format, band, columns);
   else if (format->parts == 1) multiply_as(8, 1, format, band, columns);
   else multiply_as(8, 2, format, band, columns);

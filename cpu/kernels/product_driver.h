@@ -41,7 +41,7 @@ uint32_t mf_band_rows(const mf_format *format, uint32_t columns, uint32_t rows);
 void mf_work_rows(const mf_work *work, const mf_batch *batch, uint32_t first, uint32_t last);
 
 static inline size_t mf_batch_panel_bytes(const mf_format *format, uint32_t columns) {
-  return columns >= MF_PANEL_COLUMNS ? mf_panel_bytes(format) : 0;
+  return columns >= MF_PANEL_COLUMNS ? mf_panel_bytes(format, columns) : 0;
 }
 static inline size_t mf_whole_lines(size_t bytes) {
   return (bytes + 63) / 64 * 64;

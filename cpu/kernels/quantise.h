@@ -29,9 +29,9 @@ static inline float mf_nearest(float v) {
   return (v + magic) - magic;
 }
 
-// Fast: the largest value becomes 0x7F7F, whose digits to the base 256 still fit signed bytes.
-static inline float mf_quantise_fast(const float *x, float max, mf_integers *q, int32_t totals[2]) {
-  const float steps = 0x7F7F, inverse = steps / max;
+// 8 or 16 bits: the largest value becomes 127, or 0x7F7F, whose digits to the base 256 still fit signed bytes.
+static inline float mf_quantise_fast(const float *x, float max, float steps, mf_integers *q, int32_t totals[2]) {
+  const float inverse = steps / max;
   int32_t total = 0;
   for (int i = 0; i < MF_GROUP_SIZE; i++) {
     q->high[i] = (int32_t)mf_nearest(x[i] * inverse);
@@ -75,7 +75,7 @@ static inline void mf_quantise(const mf_format *format, const float *x, uint32_t
     memset(q, 0, sizeof *q);
     scale = largest >= 0x7F800000u ? NAN : 0.0f;
   } else if (format->parts == 1) {
-    scale = mf_quantise_fast(from, mf_bits_float(largest), q, totals);
+    scale = mf_quantise_fast(from, mf_bits_float(largest), format->narrow ? 127.0f : 0x7F7F, q, totals);
   } else {
     scale = mf_quantise_exact(from, mf_bits_float(largest), q, totals);
   }

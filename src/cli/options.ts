@@ -22,7 +22,7 @@ export const modelArgs = {
   slots: {
     type: "string",
     valueHint: "number or resident",
-    description: "experts held in memory for each layer (default 16)",
+    description: "experts held in memory for each layer (default: what memory allows)",
   },
   context: {
     type: "string",
@@ -36,7 +36,7 @@ export const modelArgs = {
   },
   precision: {
     type: "enum",
-    options: ["exact", "fast"],
+    options: ["exact", "fast", "quick"],
     description: "arithmetic (default fast)",
   },
   device: {

@@ -119,7 +119,11 @@ class Run {
     onEvent({ type: "prompt", tokens: ids.length, cached: this.#cached });
     const rest = ids.subarray(this.#cached);
     const total = rest.length;
-    const onChunk = (done: number): void => onEvent({ type: "prefill", done, total });
+    const onChunk = (done: number): void => {
+      onEvent({ type: "prefill", done, total });
+      // The last chunk's work may still be under way.
+      if (done < total) this.#relieve();
+    };
     await this.#session.extend(rest, { onChunk, isCancelled });
     for (const id of ids) this.#seen.add(id);
   }
@@ -137,9 +141,16 @@ class Run {
       if (this.#ids.length >= maxNew) return this.end("maxTokens");
       if (kv.cursor >= kv.contextRows) return this.end("context");
       if (this.#completion.isCancelled()) return this.end("cancelled");
+      this.#relieve();
       await this.#session.extend(Uint32Array.of(id));
       id = await this.#choose();
     }
+  }
+
+  /** Gives memory back where it is scarce. */
+  #relieve(): void {
+    const sentence = this.#session.model.relieve();
+    if (sentence !== undefined) this.#completion.onEvent({ type: "notice", text: sentence });
   }
 
   /** Ends the answer and releases the text that was held back. */

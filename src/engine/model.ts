@@ -19,6 +19,7 @@ import {
   type Policy,
 } from "../format/package.ts";
 import { KvCache } from "../kv/cache.ts";
+import { kvBytes } from "../kv/plan.ts";
 import { Device } from "../native/device.ts";
 import { Ops, type Precision, PRECISIONS } from "../ops/ops.ts";
 import type { ExpertArrays } from "../ops/routed.ts";
@@ -26,11 +27,10 @@ import { Stream } from "../ops/stream.ts";
 import { Weights } from "../ops/weights.ts";
 import { MferenceError } from "../util/errors.ts";
 import { memoryFacts } from "../util/limits.ts";
+import { chooseContext, chooseSlots, MemoryGuard, type SlotNeeds } from "./memory.ts";
 
 /** Rows of a prefill chunk when nothing else is asked for. */
 export const CHUNK_ROWS_DEFAULT = 128;
-/** Slots of a layer when nothing else is asked for. */
-export const SLOTS_DEFAULT = 16;
 /** Positions of a session when nothing else is asked for. */
 export const CONTEXT_DEFAULT = 4096;
 
@@ -41,7 +41,7 @@ export interface ModelOptions {
   readonly library: string;
   readonly policy?: Policy;
   readonly precision?: Precision["name"];
-  /** Slots of each layer (more than the experts is clamped), or all experts mapped. */
+  /** Slots of each layer (more than the experts is clamped), or all experts mapped; absent: `chooseSlots`. */
   readonly slots?: number | "resident";
   readonly contextRows?: number;
   readonly chunkRows?: number;
@@ -96,6 +96,11 @@ export interface Model {
    * @throws MferenceError "format.changed"
    */
   readonly checkMapped: () => void;
+  /**
+   * Gives slots back where memory is scarce, and says so in one sentence. To be called between tokens, where
+   * no work is under way.
+   */
+  readonly relieve: () => string | undefined;
   readonly close: () => void;
 }
 
@@ -137,25 +142,48 @@ function expertArrays(model: Package): Map<number, ExpertArrays> {
   return new Map(entries);
 }
 
-/** Checks the sizes that a caller asked for against the model. */
-function resolveSizes(options: ModelOptions, shape: ModelShape) {
-  const contextRows = options.contextRows ?? Math.min(CONTEXT_DEFAULT, shape.contextMax);
-  if (!Number.isInteger(contextRows) || contextRows < 1 || contextRows > shape.contextMax) {
+/** Checks the sizes that a caller asked for against the model; chooses the others. */
+function resolveSizes(options: ModelOptions, shape: ModelShape, opened: Package) {
+  const facts = memoryFacts();
+  const { contextMax } = shape;
+  const needsOf = slotNeeds(options, shape, opened);
+  const contextRows = options.contextRows ?? chooseContext(contextMax, needsOf, facts);
+  if (!Number.isInteger(contextRows) || contextRows < 1 || contextRows > contextMax) {
     throw new MferenceError(
       "engine.options",
-      `a context of ${contextRows} tokens is not possible: expected 1 to ${shape.contextMax}, what the model was made for`,
+      `a context of ${contextRows} tokens is not possible: expected 1 to ${contextMax}, what the model was made for`,
     );
   }
-  const chunkRows = Math.min(options.chunkRows ?? CHUNK_ROWS_DEFAULT, contextRows);
+  const chunkRows = chunkRowsOf(options, contextRows);
   if (!Number.isInteger(chunkRows) || chunkRows < 1) {
     throw new MferenceError("engine.options", `a chunk of ${chunkRows} rows: expected 1 or more`);
   }
-  const { slots = SLOTS_DEFAULT } = options;
+  const needs = needsOf(contextRows);
+  const { slots = chooseSlots(needs, facts), logitRows = 1 } = options;
   return {
     contextRows,
     chunkRows,
     slots: slots === "resident" ? slots : slotCountFor(slots, shape.expertCount),
-    logitRows: options.logitRows ?? 1,
+    logitRows,
+    needs,
+  };
+}
+
+const chunkRowsOf = (options: ModelOptions, contextRows: number): number =>
+  Math.min(options.chunkRows ?? CHUNK_ROWS_DEFAULT, contextRows);
+
+/** What the model needs in memory at a context. */
+function slotNeeds(options: ModelOptions, shape: ModelShape, opened: Package) {
+  const elementBytes = PRECISIONS[options.precision ?? "fast"].kvDtype === "f16" ? 2 : 4;
+  return (contextRows: number): SlotNeeds => {
+    const extent = { contextRows, chunkRows: chunkRowsOf(options, contextRows) };
+    return {
+      commonBytes: opened.weights.sizeBytes,
+      kvBytes: kvBytes(shape.kvLayers, extent, elementBytes),
+      slotBytes: opened.layers.reduce((sum, { strideBytes }) => sum + strideBytes, 0),
+      expertCount: shape.expertCount,
+      hasText: opened.text !== undefined,
+    };
   };
 }
 
@@ -205,6 +233,18 @@ function readFamily(opened: Package) {
   return { family, config, shape: family.shapeOf(config), arrays: expertArrays(opened) };
 }
 
+function memoryOf(
+  parts: Pick<Model, "kv" | "store" | "forward" | "experts"> & { readonly weights: Weights },
+): ModelMemory {
+  const { weights, kv, store, forward, experts } = parts;
+  return {
+    commonBytes: weights.byteLength,
+    kvBytes: kv.byteLength,
+    slotBytes: store.slabBytes,
+    scratchBytes: forward.scratchBytes + experts.scratchBytes,
+  };
+}
+
 /**
  * Loads a package onto a device.
  *
@@ -216,7 +256,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     rulesOf: packageRulesOf,
   });
   const { family, config, shape, arrays } = readFamily(opened);
-  const sizes = resolveSizes(options, shape);
+  const sizes = resolveSizes(options, shape, opened);
   const closers: (() => void)[] = [];
   const own = <T extends { close: () => void }>(part: T): T => {
     closers.unshift(() => part.close());
@@ -240,6 +280,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     const { kvLayers: layers, recurrentLayers: recurrent } = shape;
     const kv = own(new KvCache(device, { layers, recurrent, contextRows, chunkRows, dtype }));
     const store = own(openStore(device, opened, slots, options));
+    const guard = new MemoryGuard(store, sizes.needs);
     const { hiddenSize, expertWidth, expertCount, expertsPerToken: perToken, activation } = shape;
     const routed = { hiddenSize, expertWidth, expertCount, perToken, activation, arrays };
     const experts = own(new ExpertPipeline({ ops, store, shape: routed, chunkRows }));
@@ -261,12 +302,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
       forward,
       chunkRows,
       slots,
-      memory: () => ({
-        commonBytes: weights.byteLength,
-        kvBytes: kv.byteLength,
-        slotBytes: store.slabBytes,
-        scratchBytes: forward.scratchBytes + experts.scratchBytes,
-      }),
+      memory: () => memoryOf({ weights, kv, store, forward, experts }),
       checkFiles: () => {
         watch.check();
         store.check();
@@ -275,6 +311,7 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
         watch.checkMapped();
         store.checkMapped();
       },
+      relieve: () => guard.look(),
       close,
     };
   } catch (error) {

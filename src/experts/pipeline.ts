@@ -240,8 +240,8 @@ export class ExpertPipeline {
     const ticket = stream.signal();
     const arrived = this.#fetch(opened, plan, gates);
     this.#running.push({ slots: plan.slots, ticket, arrived });
-    // Many tokens: let the device begin while the next tile is planned and read.
-    if (gates.length > 0 || work.groups.tokens > 1) stream.commit();
+    // What is not the last of its layer runs while the next tile is planned and read.
+    if (gates.length > 0 || tile.experts.length < work.groups.experts.length) stream.commit();
   }
 
   /** Reads every missing expert and opens its gate; ends when no read is under way any more. */

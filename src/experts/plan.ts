@@ -285,6 +285,37 @@ export function settleReservation(
   }
 }
 
+/**
+ * A cache of another size with the same counts, and with the experts that would leave last. Expert and
+ * bytes of slot `from` go to slot `to`. Nothing may be being read.
+ */
+export function resizeCache(
+  cache: ExpertCache,
+  slotCount: number,
+): {
+  readonly resized: ExpertCache;
+  readonly moves: readonly { readonly from: number; readonly to: number }[];
+} {
+  assert(
+    cache.slotReading.every((expert) => expert < 0),
+    "a cache is resized between reads",
+  );
+  const { expertCount, eviction, useClock } = cache;
+  const resized = createCache({ slotCount, expertCount, eviction });
+  resized.useCount.set(cache.useCount);
+  resized.useClock = useClock;
+  const stays = [...cache.slotExpert.keys()]
+    .filter((slot) => cache.slotExpert[slot]! >= 0)
+    .toSorted((a, b) => (leavesBefore(cache, a, b) ? -1 : leavesBefore(cache, b, a) ? 1 : a - b))
+    .slice(-slotCount);
+  const moves = stays.map((from, to) => ({ from, to }));
+  for (const { from, to } of moves) {
+    place(resized, to, cache.slotExpert[from]!);
+    resized.slotLastUse[to] = cache.slotLastUse[from]!;
+  }
+  return { resized, moves };
+}
+
 /** The only writer of `slotExpert` and `table`. */
 function place(cache: ExpertCache, slot: number, expert: number): void {
   const previous = cache.slotExpert[slot]!;

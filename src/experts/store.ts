@@ -10,7 +10,7 @@ import { closeSync } from "node:fs";
 import { checkUnchanged, checkUntouched, identityOf, type OpenFile } from "../format/files.ts";
 import type { Buffer, Device, Memory } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
-import { createCache, type ExpertCache } from "./plan.ts";
+import { createCache, type ExpertCache, resizeCache } from "./plan.ts";
 import {
   DIRECT_BYTES,
   openDirect,
@@ -61,6 +61,9 @@ export interface OpenLayer {
   readonly check: () => void;
   /** The same for a mapped file that was written to or cut: cheap enough for every token. */
   readonly checkMapped: () => void;
+  /** The same layer with another number of slots, which keeps what it can; absent where all are resident. */
+  readonly resize?: (slotCount: number) => OpenLayer;
+  /** Frees the slab. */
   readonly close: () => void;
 }
 
@@ -74,14 +77,25 @@ function undoing<Result>(undo: () => void, work: () => Result): Result {
   }
 }
 
+type MemorySlot = readonly [memory: Memory, slot: number];
+
 export class ExpertStore {
   readonly #options: StoreOptions;
   readonly #layers = new Map<number, OpenLayer>();
+  /** Of the opened layers' files. */
+  readonly #closers: (() => void)[] = [];
+  #slots: StoreOptions["slots"];
   #bytesRead = 0;
   #reads = 0;
 
   constructor(options: StoreOptions) {
     this.#options = options;
+    this.#slots = options.slots;
+  }
+
+  /** Slots of each layer, as far as it has so many experts. */
+  get slots(): StoreOptions["slots"] {
+    return this.#slots;
   }
 
   get bytesRead(): number {
@@ -94,7 +108,7 @@ export class ExpertStore {
 
   /** Bytes of the slabs allocated so far. */
   get slabBytes(): number {
-    if (this.#options.slots === "resident") return 0;
+    if (this.#slots === "resident") return 0;
     return [...this.#layers.values()].reduce((sum, layer) => sum + layer.slab.byteLength, 0);
   }
 
@@ -118,13 +132,20 @@ export class ExpertStore {
           ? this.#map(file, source)
           : this.#openSlots(file, source),
     );
-    const close = (): void => {
-      opened.close();
-      closeSync(source.descriptor);
-    };
-    const owned = { ...opened, close };
-    this.#layers.set(layer, owned);
-    return owned;
+    this.#closers.push(() => closeSync(source.descriptor));
+    this.#layers.set(layer, opened);
+    return opened;
+  }
+
+  /**
+   * Changes the number of slots of every layer; of each, the experts that would leave last stay. No work
+   * that uses the slots may be under way, and no read.
+   */
+  resize(slots: number): void {
+    this.#slots = slots;
+    for (const [layer, opened] of this.#layers) {
+      if (opened.resize !== undefined) this.#layers.set(layer, opened.resize(slots));
+    }
   }
 
   /**
@@ -145,6 +166,7 @@ export class ExpertStore {
   close(): void {
     for (const layer of this.#layers.values()) layer.close();
     this.#layers.clear();
+    for (const close of this.#closers.splice(0)) close();
   }
 
   #map(file: ExpertFile, source: OpenFile): OpenLayer {
@@ -164,29 +186,49 @@ export class ExpertStore {
   }
 
   #openSlots(file: ExpertFile, source: OpenFile): OpenLayer {
-    const { device, slots } = this.#options;
-    const slotCount = Math.min(Number(slots), file.offsets.length);
+    const expertCount = file.offsets.length;
     const identity = identityOf(source.descriptor);
-    const memory = device.allocate(slotCount * file.strideBytes);
     const direct = this.#openDirect(file, source);
     const closeDirect = (): void => {
       if (direct !== undefined) closeSync(direct);
     };
-    const opened = undoing(closeDirect, () =>
-      this.#bind(memory, {
-        slotCount,
+    const { descriptor } = source;
+    const withSlab = (cache: ExpertCache, memory: Memory): OpenLayer => {
+      const opened = this.#bind(memory, {
+        slotCount: cache.slotCount,
         slotBytes: file.strideBytes,
-        cache: createCache({ slotCount, expertCount: file.offsets.length }),
-        fetch: this.#fetcher(file, { descriptor: source.descriptor, direct }, memory),
+        cache,
+        fetch: this.#fetcher(file, { descriptor, direct }, memory),
         check: () => checkUntouched(source, identity),
         checkMapped: () => {},
-      }),
-    );
-    const close = (): void => {
-      opened.close();
-      closeDirect();
+      });
+      const resize = (slotCount: number): OpenLayer => {
+        const { resized, moves } = resizeCache(cache, Math.min(slotCount, expertCount));
+        const target = this.#allocate(file, resized.slotCount);
+        for (const { from, to } of moves) this.#copySlot(file, [memory, from], [target, to]);
+        const layer = withSlab(resized, target);
+        opened.close();
+        return layer;
+      };
+      return { ...opened, resize };
     };
-    return { ...opened, close };
+    const opened = undoing(closeDirect, () => {
+      const slotCount = Math.min(Number(this.#slots), expertCount);
+      return withSlab(createCache({ slotCount, expertCount }), this.#allocate(file, slotCount));
+    });
+    this.#closers.push(closeDirect);
+    return opened;
+  }
+
+  #allocate({ strideBytes }: ExpertFile, slotCount: number): Memory {
+    return this.#options.device.allocate(slotCount * strideBytes);
+  }
+
+  #copySlot({ strideBytes }: ExpertFile, from: MemorySlot, to: MemorySlot): void {
+    const { device } = this.#options;
+    const view = ([memory, slot]: MemorySlot): Uint8Array =>
+      device.view(memory, slot * strideBytes, strideBytes);
+    view(to).set(view(from));
   }
 
   /** Slots begin where direct reads may if the stride is right; the slab itself always does. */

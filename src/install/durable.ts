@@ -197,7 +197,7 @@ export function makeFolders(folder: string, io: InstallIo): void {
   const above = path.dirname(folder);
   makeFolders(above, io);
   try {
-    io.makeFolder(folder, 0o777);
+    io.makeFolder(folder, 0o755);
   } catch (error) {
     // Another process may have been faster.
     if (!isThere()) throw ioError(error, folder, io);

@@ -56,6 +56,9 @@ export interface InstallOptions {
   readonly io?: InstallIo;
 }
 
+const WRITABLE_BY_ALL = 0o002;
+const STICKY = 0o1000;
+
 export interface Installed {
   readonly name: string;
   readonly directory: string;
@@ -111,10 +114,20 @@ function checkNoDownload(name: string, directory: string): void {
   );
 }
 
-/** Makes a folder if it is not there, and says where it really is. */
+/**
+ * Makes a folder if it is not there, and says where it really is.
+ *
+ * @throws MferenceError "install.io", "format.path" when anybody could put something else in a model's place
+ */
 export function realFolder(models: string, io: InstallIo = systemIo): string {
   makeFolders(path.resolve(models), io);
-  return fs.realpathSync(models);
+  const folder = fs.realpathSync(models);
+  const isOpen = (fs.statSync(folder).mode & (WRITABLE_BY_ALL | STICKY)) === WRITABLE_BY_ALL;
+  if (!isOpen) return folder;
+  throw new MferenceError(
+    "format.path",
+    `${folder} can be written by every user of this machine, who could replace what is installed there; run "chmod o-w" on it, or choose another with MFERENCE_HOME`,
+  );
 }
 
 /** The places of an install may be absent or folders; a link could lead anywhere. */

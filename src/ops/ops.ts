@@ -25,15 +25,19 @@ export type Activation = keyof typeof ACTIVATION;
 
 /** How exact a run is: what activations and the KV cache are rounded to. */
 export interface Precision {
-  readonly name: "exact" | "fast";
+  readonly name: "exact" | "fast" | "quick";
   readonly activationBits: ActivationBits;
   readonly kvDtype: "f32" | "f16";
 }
 
-/** `exact` reproduces float32 references; `fast` is the default (docs/performance.md has its effect). */
+/**
+ * `exact` reproduces float32 references; `fast` is the default; `quick` reads prompts sooner
+ * (docs/performance.md has the effect of both).
+ */
 export const PRECISIONS: Readonly<Record<Precision["name"], Precision>> = {
   exact: { name: "exact", activationBits: 32, kvDtype: "f32" },
   fast: { name: "fast", activationBits: 16, kvDtype: "f16" },
+  quick: { name: "quick", activationBits: 8, kvDtype: "f16" },
 };
 
 /** The rows of one layer's KV cache, as kernels bind them. */

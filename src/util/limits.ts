@@ -14,6 +14,8 @@ export interface MemoryFacts {
   readonly limitBytes: number | undefined;
   /** What this process can have: the smaller of what is available and what its limit leaves. */
   readonly usableBytes: number;
+  /** False where the system does not say what is available, but only what is free. */
+  readonly isExact: boolean;
 }
 
 /** Where the system's files are; replaced by tests. */
@@ -40,32 +42,52 @@ export function memoryFacts(roots: SystemRoots = ROOTS): MemoryFacts {
     availableBytes,
     limitBytes: limits.length === 0 ? undefined : Math.min(...limits),
     usableBytes: Math.min(availableBytes, ...rooms),
+    isExact: match !== null,
   };
+}
+
+/**
+ * Bytes of file pages that were pushed out and had to be read again, since some time in the past: of the
+ * control groups that hold this process, or of the system where none limits it. 0 where nobody counts.
+ */
+export function refaultedBytes(roots: SystemRoots = ROOTS): number {
+  const group = memoryGroups(roots).at(-1);
+  const text = group?.stat ?? readText(path.join(roots.proc, "vmstat")) ?? "";
+  return PAGE_BYTES * statValue(text, `${group?.prefix ?? ""}workingset_refault_file`);
+}
+
+const PAGE_BYTES = 4096;
+
+function statValue(stat: string, key: string): number {
+  return Number(new RegExp(`^${key} (\\d+)$`, "m").exec(stat)?.[1] ?? 0);
 }
 
 /** A control group with a limit, and what of it is taken by more than droppable file pages. */
 interface MemoryGroup {
   readonly limitBytes: number;
   readonly usedBytes: number;
+  /** Its memory.stat. */
+  readonly stat: string;
+  readonly prefix: string;
 }
 
 /** Names of the files in which a version of control groups keeps its figures. */
 interface GroupFiles {
   readonly limit: string;
   readonly used: string;
-  /** Key of the file pages that can be dropped, in memory.stat. */
-  readonly droppable: string;
+  /** What the keys of memory.stat begin with that count the groups below too. */
+  readonly prefix: string;
 }
 
 const VERSION_1: GroupFiles = {
   limit: "memory.limit_in_bytes",
   used: "memory.usage_in_bytes",
-  droppable: "total_inactive_file",
+  prefix: "total_",
 };
 const VERSION_2: GroupFiles = {
   limit: "memory.max",
   used: "memory.current",
-  droppable: "inactive_file",
+  prefix: "",
 };
 
 /** The groups that hold this process and limit its memory, the ancestors included. */
@@ -97,8 +119,14 @@ function readGroup(folder: string, files: GroupFiles): MemoryGroup | undefined {
   if (limitBytes >= NO_LIMIT_BYTES) return undefined;
   const used = Number(readText(path.join(folder, files.used)) ?? 0);
   const stat = readText(path.join(folder, "memory.stat")) ?? "";
-  const droppable = new RegExp(`^${files.droppable} (\\d+)$`, "m").exec(stat);
-  return { limitBytes, usedBytes: Math.max(0, used - Number(droppable?.[1] ?? 0)) };
+  const { prefix } = files;
+  // Active pages of files can be dropped as well, if later.
+  const droppable = ["inactive_file", "active_file"].map((key) => statValue(stat, prefix + key));
+  const usedBytes = Math.max(
+    0,
+    droppable.reduce((left, bytes) => left - bytes, used),
+  );
+  return { limitBytes, usedBytes, stat, prefix };
 }
 
 function readText(file: string): string | undefined {

@@ -15,7 +15,13 @@ const FINDINGS: Findings = {
   bun: "1.4.5",
   system: "linux x64 6",
   cpu: { model: "A processor", cores: 2 },
-  memory: { totalBytes: 8e9, availableBytes: 6e9, limitBytes: 4e9, usableBytes: 3e9 },
+  memory: {
+    totalBytes: 8e9,
+    availableBytes: 6e9,
+    limitBytes: 4e9,
+    usableBytes: 3e9,
+    isExact: true,
+  },
   device: {
     kind: "cpu",
     name: "CPU",

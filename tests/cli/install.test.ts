@@ -225,6 +225,13 @@ describe("the program", () => {
     ).toMatchObject({ code: 0 });
   });
 
+  test("says before a download what one should know of a checkpoint", async () => {
+    withVariables({ HF_ENDPOINT: hub.base.href });
+    const { err } = await mference("install", "MAPLE");
+    expect(err).toContain("maple can be installed and verified, but not run yet");
+    expect(err).toContain("declares no licence");
+  });
+
   test.each(["http_proxy", "HTTP_PROXY"])("goes through %s, which gets no token", async (name) => {
     const proxy = await startProxy();
     withVariables({ [name]: proxy.address, HF_ENDPOINT: hub.base.href });

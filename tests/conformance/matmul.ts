@@ -34,9 +34,9 @@ const uneven: Inputs = (shape) =>
 const nameOf = ({ T, I, O, bits }: Shape, activationBits: number): string =>
   `${T} x ${I} times ${O}, ${bits} bits, activations of ${activationBits}`;
 
-/** Both precisions; arrays begin at 2 modulo 4, where packed weights may lie. */
+/** Every precision; arrays begin at 2 modulo 4, where packed weights may lie. */
 function matmulCases(shape: Shape, inputs: Inputs = normals, what = ""): ConformanceCase[] {
-  return [32, 16].map((activationBits) =>
+  return [32, 16, 8].map((activationBits) =>
     defineCase(
       matmulAffine,
       nameOf(shape, activationBits) + what,
@@ -59,7 +59,7 @@ function matmulCases(shape: Shape, inputs: Inputs = normals, what = ""): Conform
 }
 
 function gatedCases(shape: Shape, activation: number): ConformanceCase[] {
-  return [32, 16].map((activationBits) =>
+  return [32, 16, 8].map((activationBits) =>
     defineCase(
       gatedMatmulAffine,
       `${nameOf(shape, activationBits)}, ${activation}`,

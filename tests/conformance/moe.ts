@@ -156,13 +156,10 @@ const downShapes: readonly RoutedShape[] = [
   { T: 67, K: 1, E: 1, D: 131, F: 704, bits: 4, activation: geluTanh },
 ];
 
-const inBoth = (
-  makeCase: typeof gateCase,
-  of: readonly RoutedShape[],
-): readonly ConformanceCase[] =>
-  of.flatMap((shape) => [32, 16].map((activationBits) => makeCase(shape, activationBits)));
+const inAll = (makeCase: typeof gateCase, of: readonly RoutedShape[]): readonly ConformanceCase[] =>
+  of.flatMap((shape) => [32, 16, 8].map((activationBits) => makeCase(shape, activationBits)));
 
 export const moeCases: readonly ConformanceCase[] = [
-  ...inBoth(gateCase, [...shapes, ...gateShapes]),
-  ...inBoth(downCase, [...shapes, ...downShapes]),
+  ...inAll(gateCase, [...shapes, ...gateShapes]),
+  ...inAll(downCase, [...shapes, ...downShapes]),
 ];

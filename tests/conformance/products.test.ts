@@ -100,7 +100,7 @@ describe("what makes no sense ends in a sentence", () => {
     [withGroups(data, groups.with(2, 2 ** 32 - 1)), `group 0 has pairs 0 + 4294967295`],
     [{ ...data, inputs: { ...data.inputs, pairs: wrongPair } }, `has pair ${P}`],
     [withParams({ upBiases: slotBytes - 2 }), `the biases of an expert reach beyond its slot`],
-    [withParams({ activationBits: 8 }), "activations of 16 or 32 bits, found 8"],
+    [withParams({ activationBits: 24 }), "activations of 8, 16 or 32 bits, found 24"],
     [withParams({ activation: 7 }), "a gate activation of the catalogue, found 7"],
   ] as const)("%#", (wrong, sentence) => {
     const device = new Device({ library, threads: 2 });

@@ -134,6 +134,42 @@ describe("a store of slots", () => {
   });
 });
 
+test("a store that shrinks keeps the experts that would leave last, and their bytes", async () => {
+  await withStore({ slots: 4 }, async (store, directory, device) => {
+    const layer = await store.open(1);
+    for (const ids of [
+      [3, 5, 6],
+      [5, 6],
+      [6, 1],
+    ]) {
+      const plan = planExperts(layer.cache!, ids)!;
+      applyPlan(layer.cache!, plan);
+      for (const miss of plan.misses) await layer.fetch(plan.ids[miss]!, plan.slots[miss]!);
+      publishPlan(layer.cache!, plan);
+    }
+    const targets: Uint8Array[] = [];
+    const view = device.view.bind(device);
+    device.view = (...place) => {
+      const bytes = view(...place);
+      targets.push(bytes);
+      return bytes;
+    };
+    store.resize(2);
+    const small = await store.open(1);
+    expect([store.slots, small.slotCount, store.slabBytes]).toEqual([2, 2, 2 * small.slotBytes]);
+    expect([5, 6].map((expert) => small.cache!.table[expert])).toEqual([0, 1]);
+    expect([1, 3].map((expert) => small.cache!.table[expert])).toEqual([-1, -1]);
+    const file = fs.readFileSync(layerFile(directory, 1));
+    const first = file.subarray(5 * small.slotBytes, 6 * small.slotBytes);
+    expect(Buffer.compare(targets[0]!, first)).toBe(0);
+    // Layers that open later are as small; a store may grow again.
+    expect((await store.open(2)).slotCount).toBe(2);
+    store.resize(100);
+    expect((await store.open(1)).slotCount).toBe(8);
+    expect((await store.open(1)).cache!.table[6]).toBeGreaterThanOrEqual(0);
+  });
+});
+
 describe("a store of mapped layers", () => {
   test("has every expert and allocates nothing", async () => {
     await withStore({ slots: "resident" }, async (store, directory) => {

@@ -282,6 +282,17 @@ describe("installLocal", () => {
     },
   );
 
+  test("refuses a folder in which anybody could replace the model", async () => {
+    const models = temporaryFolder();
+    fs.chmodSync(models, 0o777);
+    const failure = await failureOf(() => install({ models }));
+    expect(failure.code).toBe("format.path");
+    expect(failure.message).toContain("chmod o-w");
+    // As a temporary folder of the system: anybody may write, and only its owner may remove a file.
+    fs.chmodSync(models, 0o1777);
+    await install({ models });
+  });
+
   test("gives others access as the umask says", async () => {
     const { directory } = await install();
     expect(fs.statSync(directory).mode & 0o777).toBe(0o777 & ~process.umask());

@@ -33,8 +33,10 @@ export type Fault =
   | { readonly kind: "redirect"; readonly to: string }
   | { readonly kind: "headers"; readonly headers: Record<string, string | undefined> }
   | {
-      readonly kind: "whole" | "short" | "shortToTheEnd" | "stall" | "reset" | "drip" | "hang";
+      readonly kind: "whole" | "short" | "shortToTheEnd" | "stall" | "reset" | "hang";
     }
+  /** Eight pieces, this long apart. */
+  | { readonly kind: "drip"; readonly stepMs?: number }
   /** More bytes than were announced, on a connection that goes on. */
   | { readonly kind: "overlong" }
   /** The body is compressed, asked for or not. */
@@ -197,7 +199,7 @@ async function answer(
   );
   socket.write(`HTTP/1.1 ${reply.status} X\r\n${lines.join("")}\r\n`);
   if (request.method === "HEAD") return;
-  if (reply.part === undefined) await send(socket, body, fault?.kind);
+  if (reply.part === undefined) await send(socket, body, fault);
   else await sendPart(socket, reply.part);
 }
 
@@ -231,16 +233,13 @@ function misbehave(reply: Reply, fault: Fault | undefined, file: string | undefi
   return { ...reply, status: 200, body: fs.readFileSync(file) };
 }
 
-async function send(
-  socket: net.Socket,
-  body: Buffer,
-  kind: Fault["kind"] | undefined,
-): Promise<void> {
+async function send(socket: net.Socket, body: Buffer, fault: Fault | undefined): Promise<void> {
+  const kind = fault?.kind;
   const half = body.subarray(0, Math.floor(body.length / 2));
   if (kind === "short" || kind === "shortToTheEnd") socket.end(half);
   else if (kind === "stall") socket.write(half);
   else if (kind === "reset") socket.write(half, () => socket.resetAndDestroy());
-  else if (kind === "drip") await drip(socket, body);
+  else if (fault?.kind === "drip") await drip(socket, body, fault.stepMs ?? 5);
   else if (kind === "overlong") socket.write(Buffer.concat([body, body]));
   else socket.write(body);
 }
@@ -265,11 +264,11 @@ async function sendPart(socket: net.Socket, { file, offset, bytes }: FilePart): 
   }
 }
 
-async function drip(socket: net.Socket, body: Buffer): Promise<void> {
+async function drip(socket: net.Socket, body: Buffer, stepMs: number): Promise<void> {
   const step = Math.ceil(body.length / 8);
   for (let at = 0; at < body.length; at += step) {
     socket.write(body.subarray(at, at + step));
-    await Bun.sleep(5);
+    await Bun.sleep(stepMs);
   }
 }
 
