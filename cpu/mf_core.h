@@ -207,7 +207,7 @@ struct mf_device {
   // The leader's alone: pool threads that it does without, whether it waited for others in vain, and until
   // when and for how long it does without all of them.
   uint32_t spare;
-  bool is_short;
+  uint64_t short_until_ns;    // until then nobody waits for threads that are not ready
   uint64_t alone_until_ns;
   uint64_t alone_ns;
 

@@ -20,6 +20,9 @@ enum {
   // Waiting for a thread to wake pays at one nanosecond for so many bytes, up to a usual wake.
   WAIT_BYTES_PER_NS = 16,
   WAIT_NS_MAX = 60000,
+  // Who waited in vain does not wait again for this long. No longer: a thread that wakes too late for a long
+  // dispatch of a prefill sleeps again before the next one, and would never be there in time.
+  SHORT_NS = 2000000,
   // Idle threads spin, then spin with yields between, then sleep.
   SPIN_NS = 20000,
   YIELD_NS = 200000,
@@ -59,7 +62,7 @@ static uint64_t lowest_bits(uint64_t bits, uint32_t count) {
   return chosen;
 }
 
-// Gives threads that are waking, or between two looks, a moment to come; not again before all were there.
+// Gives threads that are waking, or between two looks, a moment to come.
 static uint64_t await_ready(mf_device *device, uint32_t wanted, double bytes) {
   const double limit_ns = bytes / WAIT_BYTES_PER_NS;
   const uint64_t end_ns = mf_now_ns() + (limit_ns < WAIT_NS_MAX ? (uint64_t)limit_ns : WAIT_NS_MAX);
@@ -76,8 +79,10 @@ static uint64_t claim(mf_device *device, double bytes) {
   const uint32_t wanted = device->threads - 1;
   recruit(device);
   uint64_t ready = atomic_load_explicit(&device->ready, memory_order_acquire);
-  if (count_bits(ready) < wanted && !device->is_short) ready = await_ready(device, wanted, bytes);
-  device->is_short = count_bits(ready) < wanted;
+  if (count_bits(ready) < wanted && mf_now_ns() >= device->short_until_ns) {
+    ready = await_ready(device, wanted, bytes);
+    if (count_bits(ready) < wanted) device->short_until_ns = mf_now_ns() + SHORT_NS;
+  }
   const uint64_t chosen = lowest_bits(ready, wanted);
   if (chosen == 0) return 0;
   return chosen & atomic_fetch_and_explicit(&device->ready, ~chosen, memory_order_acq_rel);

@@ -38,6 +38,10 @@ export const commands: Readonly<Record<string, CommandEntry>> = {
     summary: "list the installed models",
     load: async () => (await import("./models.ts")).models,
   },
+  bench: {
+    summary: "measure a model on this machine",
+    load: async () => (await import("./bench.ts")).bench,
+  },
   doctor: {
     summary: "say what this machine can run",
     load: async () => (await import("./doctor.ts")).doctor,

@@ -1,4 +1,5 @@
 /** `mference generate`: continues a text or a list of token ids, without a chat's framing. */
+import path from "node:path";
 import type { Prompt } from "../engine/protocol.ts";
 import { MferenceError } from "../util/errors.ts";
 import { answerJson, showAnswer } from "./answer.ts";
@@ -27,6 +28,11 @@ const args = {
     type: "string",
     valueHint: "1,2,3",
     description: "token ids to continue; for packages without a tokenizer",
+  },
+  trace: {
+    type: "string",
+    valueHint: "file",
+    description: "write which experts were used and what they cost, a line of JSON for each token",
   },
   ...modelArgs,
   ...samplingArgs,
@@ -60,6 +66,7 @@ async function runGenerate(values: Values, strict: readonly string[]): Promise<E
         sampling: resolveSampling(sampling, model.info.sampling),
         maxNew,
         stop,
+        ...traceOf(values),
       },
       interrupts.signal,
     );
@@ -69,6 +76,11 @@ async function runGenerate(values: Values, strict: readonly string[]): Promise<E
     }
     return interrupts.exitCode ?? EXIT.ok;
   });
+}
+
+/** The file of `--trace`, in the folder of the command and not of whoever writes it. */
+function traceOf({ trace }: Values): { readonly trace?: string } {
+  return typeof trace === "string" ? { trace: path.resolve(trace) } : {};
 }
 
 /**

@@ -23,6 +23,7 @@ import type {
 } from "./protocol.ts";
 import type { SamplingRequest } from "./sampler.ts";
 import { Session } from "./session.ts";
+import { Trace } from "./trace.ts";
 
 export interface RunHandlers {
   readonly onEvent: (event: GenerateEvent) => void;
@@ -96,6 +97,20 @@ export class Engine {
 
   /** Runs one request to its end. */
   async generate(request: GenerateRequest, handlers: RunHandlers): Promise<GenerateResult> {
+    if (request.trace === undefined) return await this.#generate(request, handlers);
+    const trace = new Trace(request.trace, this.model);
+    const onEvent = (event: GenerateEvent): void => {
+      trace.show(event);
+      handlers.onEvent(event);
+    };
+    try {
+      return await this.#generate(request, { ...handlers, onEvent });
+    } finally {
+      trace.close();
+    }
+  }
+
+  async #generate(request: GenerateRequest, handlers: RunHandlers): Promise<GenerateResult> {
     if (request.isCold === true) this.reset();
     const { prompt } = request;
     if (prompt.kind === "chat") return await this.#chat({ ...request, prompt }, handlers);

@@ -72,6 +72,8 @@ export interface GenerateRequest {
   readonly stop?: readonly string[] | undefined;
   /** Forget the caches first: a cold run. */
   readonly isCold?: boolean | undefined;
+  /** File for the trace of routing and times; absent: none is written. */
+  readonly trace?: string | undefined;
 }
 
 /** Why an answer ended; "malformedCall" is a tool call that is none, or of a tool that was not given. */

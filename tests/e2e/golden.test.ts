@@ -9,6 +9,7 @@ import { DEMO, FIXTURES, library } from "../golden/library.ts";
 import { readFixture } from "../golden/fixture.ts";
 import { patienceMs } from "../fixtures/devices.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
+import { isMetal } from "../fixtures/devices.ts";
 import { sentenceOf } from "../../src/util/errors.ts";
 
 const fixtures = readdirSync(FIXTURES, { withFileTypes: true })
@@ -101,6 +102,13 @@ describe("a damaged fixture does not pass:", () => {
 
 const SLOTS = [1, 4, 8, 16, 32, "resident"] as const;
 
+/** Ways to run that must not be seen in the answer: slots, direct reads, and on the CPU one thread. */
+const WAYS = [
+  ...SLOTS.map((slots) => ({ slots })),
+  ...[3, 8, 16].map((slots) => ({ slots, directReads: true })),
+  ...(isMetal ? [] : [1, 2].map((threads) => ({ slots: 8, directReads: true, threads }))),
+];
+
 /** 16 experts, where 32 slots are clamped, and the demo model's 32. */
 const SOURCES = { "16 experts": `${FIXTURES}/gemma4-a-e16`, "32 experts": DEMO } as const;
 
@@ -109,14 +117,14 @@ test.each(
     (["exact", "fast"] as const).map((precision) => [precision, name] as const),
   ),
 )(
-  "%s, %s: the same continuation at any number of slots, byte for byte",
+  "%s, %s: the same continuation at any number of slots, however they are read, byte for byte",
   async (precision, name) => {
     const { inputs } = readFixture(`${FIXTURES}/gemma4-a-e16`);
     const promptIds = inputs.ids.slice(0, inputs.prompt);
     await withPackage(SOURCES[name], async (directory) => {
       const runs: { ids: string; logits: string }[] = [];
-      for (const slots of SLOTS) {
-        const model = await loadModel({ directory, library, precision, slots, contextRows: 200 });
+      for (const way of WAYS) {
+        const model = await loadModel({ directory, library, precision, ...way, contextRows: 200 });
         const session = new Session(model);
         const result = await complete(session, {
           promptIds,
