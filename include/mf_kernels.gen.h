@@ -13,7 +13,7 @@ typedef int32_t mf_i32;
 #define static_assert _Static_assert
 #endif
 
-#define MF_CATALOGUE_HASH 2481776856u
+#define MF_CATALOGUE_HASH 2730988929u
 #define MF_GROUP_SIZE 64
 #define MF_CANDIDATES_MAX 256
 #define MF_ACTIVATION_GELU_TANH 0
@@ -136,7 +136,7 @@ typedef struct {
 } mf_rope_table_params;
 static_assert(sizeof(mf_rope_table_params) == 12, "rope_table");
 
-// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = normValues ? N(v[t, g]; 1) : v[t, g]; slot = (position + t) mod R
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R
 #define MF_KERNEL_QKV_EPILOGUE_F32 7
 #define MF_QKV_EPILOGUE_F32_Q 0  // update f32 [T, H, Dh]
 #define MF_QKV_EPILOGUE_F32_K 1  // read f32 [T, Hkv, Dh]
@@ -155,12 +155,11 @@ typedef struct {
   mf_u32 N;
   mf_u32 R;
   mf_u32 position;
-  mf_u32 norm_values;
   float eps;
 } mf_qkv_epilogue_f32_params;
-static_assert(sizeof(mf_qkv_epilogue_f32_params) == 36, "qkv_epilogue_f32");
+static_assert(sizeof(mf_qkv_epilogue_f32_params) == 32, "qkv_epilogue_f32");
 
-// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = normValues ? N(v[t, g]; 1) : v[t, g]; slot = (position + t) mod R
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R
 #define MF_KERNEL_QKV_EPILOGUE_F16 8
 #define MF_QKV_EPILOGUE_F16_Q 0  // update f32 [T, H, Dh]
 #define MF_QKV_EPILOGUE_F16_K 1  // read f32 [T, Hkv, Dh]
@@ -179,10 +178,9 @@ typedef struct {
   mf_u32 N;
   mf_u32 R;
   mf_u32 position;
-  mf_u32 norm_values;
   float eps;
 } mf_qkv_epilogue_f16_params;
-static_assert(sizeof(mf_qkv_epilogue_f16_params) == 36, "qkv_epilogue_f16");
+static_assert(sizeof(mf_qkv_epilogue_f16_params) == 32, "qkv_epilogue_f16");
 
 // y[t, h] = sum_u softmax_u(scale * q[t, h] . keys[u mod R, g]) * values[u mod R, g]; g = h * Hkv / H
 #define MF_KERNEL_ATTENTION_F32 9
@@ -377,8 +375,54 @@ typedef struct {
 } mf_residual_norm_params;
 static_assert(sizeof(mf_residual_norm_params) == 12, "residual_norm");
 
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = v[t, g]; slot = (position + t) mod R
+#define MF_KERNEL_QK_EPILOGUE_F32 21
+#define MF_QK_EPILOGUE_F32_Q 0  // update f32 [T, H, Dh]
+#define MF_QK_EPILOGUE_F32_K 1  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_V 2  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_Q_NORM 3  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F32_K_NORM 4  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F32_TABLE 5  // read f32 [T, N, 2]
+#define MF_QK_EPILOGUE_F32_KEYS 6  // update f32 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_VALUES 7  // update f32 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_PARAMS 8
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Hkv;
+  mf_u32 Dh;
+  mf_u32 N;
+  mf_u32 R;
+  mf_u32 position;
+  float eps;
+} mf_qk_epilogue_f32_params;
+static_assert(sizeof(mf_qk_epilogue_f32_params) == 32, "qk_epilogue_f32");
+
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = v[t, g]; slot = (position + t) mod R
+#define MF_KERNEL_QK_EPILOGUE_F16 22
+#define MF_QK_EPILOGUE_F16_Q 0  // update f32 [T, H, Dh]
+#define MF_QK_EPILOGUE_F16_K 1  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_V 2  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_Q_NORM 3  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F16_K_NORM 4  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F16_TABLE 5  // read f32 [T, N, 2]
+#define MF_QK_EPILOGUE_F16_KEYS 6  // update f16 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_VALUES 7  // update f16 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_PARAMS 8
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Hkv;
+  mf_u32 Dh;
+  mf_u32 N;
+  mf_u32 R;
+  mf_u32 position;
+  float eps;
+} mf_qk_epilogue_f16_params;
+static_assert(sizeof(mf_qk_epilogue_f16_params) == 32, "qk_epilogue_f16");
+
 // q[t, h] = pairs[t, h, 0]
-#define MF_KERNEL_SPLIT_GATE 21
+#define MF_KERNEL_SPLIT_GATE 23
 #define MF_SPLIT_GATE_PAIRS 0  // read f32 [T, H, 2, Dh]
 #define MF_SPLIT_GATE_Q 1  // write f32 [T, H, Dh]
 #define MF_SPLIT_GATE_PARAMS 2
@@ -390,7 +434,7 @@ typedef struct {
 static_assert(sizeof(mf_split_gate_params) == 12, "split_gate");
 
 // y[t, h, d] = y[t, h, d] / (1 + exp(-pairs[t, h, 1, d]))
-#define MF_KERNEL_OUTPUT_GATE 22
+#define MF_KERNEL_OUTPUT_GATE 24
 #define MF_OUTPUT_GATE_PAIRS 0  // read f32 [T, H, 2, Dh]
 #define MF_OUTPUT_GATE_Y 1  // update f32 [T, H, Dh]
 #define MF_OUTPUT_GATE_PARAMS 2
@@ -402,7 +446,7 @@ typedef struct {
 static_assert(sizeof(mf_output_gate_params) == 12, "output_gate");
 
 // y[t, c] = silu(sum_j weight[c, j] * x[t - J + j, c]), rows before the first from tail; tail = the last J rows of (tail, x)
-#define MF_KERNEL_CAUSAL_CONV 23
+#define MF_KERNEL_CAUSAL_CONV 25
 #define MF_CAUSAL_CONV_X 0  // read f32 [T, C]
 #define MF_CAUSAL_CONV_WEIGHT 1  // read bf16 [C, K]
 #define MF_CAUSAL_CONV_TAIL 2  // update f32 [J, C]
@@ -417,7 +461,7 @@ typedef struct {
 static_assert(sizeof(mf_causal_conv_params) == 16, "causal_conv");
 
 // q = q / sqrt(sum q^2 + eps) / sqrt(Dk); k = k / sqrt(sum k^2 + eps); alpha[t, h] = -exp(aLog[h]) * softplus(alpha[t, h] + dtBias[h]); beta = 1 / (1 + exp(-beta))
-#define MF_KERNEL_DELTA_PREPARE 24
+#define MF_KERNEL_DELTA_PREPARE 26
 #define MF_DELTA_PREPARE_MIXED 0  // update f32 [T, C]
 #define MF_DELTA_PREPARE_ALPHA 1  // update f32 [T, Hv]
 #define MF_DELTA_PREPARE_BETA 2  // update f32 [T, Hv]
@@ -435,7 +479,7 @@ typedef struct {
 static_assert(sizeof(mf_delta_prepare_params) == 24, "delta_prepare");
 
 // S = exp(alpha[t, h]) * S; S = S + beta[t, h] * (v - S k) k^T; y[t, h] = S q, for t ascending; state[h] = S
-#define MF_KERNEL_GATED_DELTA 25
+#define MF_KERNEL_GATED_DELTA 27
 #define MF_GATED_DELTA_MIXED 0  // read f32 [T, C]
 #define MF_GATED_DELTA_ALPHA 1  // read f32 [T, Hv]
 #define MF_GATED_DELTA_BETA 2  // read f32 [T, Hv]
@@ -453,7 +497,7 @@ typedef struct {
 static_assert(sizeof(mf_gated_delta_params) == 24, "gated_delta");
 
 // y[t, h, d] = N(x[t, h]; weight)[d] * silu(gate[t, h, d])
-#define MF_KERNEL_GATED_NORM 26
+#define MF_KERNEL_GATED_NORM 28
 #define MF_GATED_NORM_X 0  // read f32 [T, H, D]
 #define MF_GATED_NORM_GATE 1  // read f32 [T, H, D]
 #define MF_GATED_NORM_WEIGHT 2  // read bf16 [D]
@@ -468,7 +512,7 @@ typedef struct {
 static_assert(sizeof(mf_gated_norm_params) == 16, "gated_norm");
 
 // y[t, d] = routed[t, d] + shared[t, d] / (1 + exp(-gate[t]))
-#define MF_KERNEL_GATED_SHARED 27
+#define MF_KERNEL_GATED_SHARED 29
 #define MF_GATED_SHARED_ROUTED 0  // read f32 [T, D]
 #define MF_GATED_SHARED_SHARED 1  // read f32 [T, D]
 #define MF_GATED_SHARED_GATE 2  // read f32 [T]
@@ -707,6 +751,34 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
     };
     return bytes[binding];
   }
+  case MF_KERNEL_QK_EPILOGUE_F32: {
+    const mf_qk_epilogue_f32_params *p = (const mf_qk_epilogue_f32_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_QK_EPILOGUE_F16: {
+    const mf_qk_epilogue_f16_params *p = (const mf_qk_epilogue_f16_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
   case MF_KERNEL_SPLIT_GATE: {
     const mf_split_gate_params *p = (const mf_split_gate_params *)params;
     const double bytes[] = {
@@ -815,6 +887,8 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
       "candidates",
       "gumbel",
       "residual_norm",
+      "qk_epilogue_f32",
+      "qk_epilogue_f16",
       "split_gate",
       "output_gate",
       "causal_conv",
@@ -827,7 +901,7 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
 }
 // How a kernel uses a binding: `write` reads nothing of what was there, `update` does.
 static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
-  static const char *const access[28][9] = {
+  static const char *const access[30][9] = {
       {"read", "read", "read", "read", "write"},  // embed_affine
       {"read", "read", "write"},  // rms_norm
       {"update", "read", "read", "read", "read", "read", "write", "write", "write"},  // sandwich_setup
@@ -849,6 +923,8 @@ static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
       {"read", "write", "write", "write"},  // candidates
       {"read", "write"},  // gumbel
       {"update", "read", "read", "write"},  // residual_norm
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qk_epilogue_f32
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qk_epilogue_f16
       {"read", "write"},  // split_gate
       {"read", "update"},  // output_gate
       {"read", "read", "update", "write"},  // causal_conv
@@ -872,8 +948,8 @@ static inline mf_kernel_counts mf_kernel_shape(mf_u32 kernel) {
       {5, 20},
       {8, 24},
       {2, 12},
-      {8, 36},
-      {8, 36},
+      {8, 32},
+      {8, 32},
       {4, 32},
       {4, 32},
       {4, 12},
@@ -886,6 +962,8 @@ static inline mf_kernel_counts mf_kernel_shape(mf_u32 kernel) {
       {4, 8},
       {2, 16},
       {4, 12},
+      {8, 32},
+      {8, 32},
       {2, 12},
       {2, 12},
       {4, 16},
@@ -948,6 +1026,8 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
       {-1, 0},  // candidates
       {-1, 0},  // gumbel
       {-1, 0},  // residual_norm
+      {-1, 0},  // qk_epilogue_f32
+      {-1, 0},  // qk_epilogue_f16
       {-1, 0},  // split_gate
       {-1, 0},  // output_gate
       {-1, 0},  // causal_conv
@@ -964,7 +1044,7 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
 // Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.
 #define MF_BINDING_WRITTEN 8
 static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
-  static const unsigned char flags[28][9] = {
+  static const unsigned char flags[30][9] = {
     {4, 1, 2, 2, 12},  // embed_affine
     {4, 2, 12},  // rms_norm
     {12, 4, 2, 2, 2, 2, 12, 12, 12},  // sandwich_setup
@@ -986,6 +1066,8 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
     {4, 12, 12, 12},  // candidates
     {4, 12},  // gumbel
     {12, 4, 2, 12},  // residual_norm
+    {12, 4, 4, 2, 2, 4, 12, 12},  // qk_epilogue_f32
+    {12, 4, 4, 2, 2, 4, 10, 10},  // qk_epilogue_f16
     {4, 12},  // split_gate
     {4, 12},  // output_gate
     {4, 2, 12, 12},  // causal_conv
@@ -998,7 +1080,7 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
 }
 #endif
 
-#define MF_KERNEL_COUNT 28
+#define MF_KERNEL_COUNT 30
 // X(name, buffer count, parameter bytes)
 #define MF_KERNEL_LIST(X) \
   X(embed_affine, 5, 20) \
@@ -1008,8 +1090,8 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
   X(matmul_affine, 5, 20) \
   X(gated_matmul_affine, 8, 24) \
   X(rope_table, 2, 12) \
-  X(qkv_epilogue_f32, 8, 36) \
-  X(qkv_epilogue_f16, 8, 36) \
+  X(qkv_epilogue_f32, 8, 32) \
+  X(qkv_epilogue_f16, 8, 32) \
   X(attention_f32, 4, 32) \
   X(attention_f16, 4, 32) \
   X(router_topk, 4, 12) \
@@ -1022,6 +1104,8 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
   X(candidates, 4, 8) \
   X(gumbel, 2, 16) \
   X(residual_norm, 4, 12) \
+  X(qk_epilogue_f32, 8, 32) \
+  X(qk_epilogue_f16, 8, 32) \
   X(split_gate, 2, 12) \
   X(output_gate, 2, 12) \
   X(causal_conv, 4, 16) \

@@ -66,11 +66,11 @@ static inline void write_head(device const float *from, device const ushort *wei
 
 // The values' heads: a norm without weights or none, nothing rotates.
 template <typename E, typename P>
-static inline void write_value(device const float *from, device E *to, constant P &p, uint lane) {
+static inline void write_value(device const float *from, device E *to, bool is_normed, constant P &p, uint lane) {
   float squares = 0.0f;
   for (uint i = lane; i < p.Dh; i += 32) squares = fma(from[i], from[i], squares);
   const float norm = precise::rsqrt(simd_sum(squares) / float(p.Dh) + p.eps);
-  const float factor = p.norm_values != 0 ? norm : 1.0f;
+  const float factor = is_normed ? norm : 1.0f;
   for (uint i = lane; i < p.Dh; i += 32) to[i] = E(from[i] * factor);
 }
 
@@ -84,6 +84,7 @@ struct qkv_buffers {
   device const float *table;
   device E *keys;
   device E *values;
+  bool norms_values;
 };
 
 // Parameters that make no sense: queries become NaN, and the cache stays as it is.
@@ -113,12 +114,12 @@ static inline void epilogue_head(qkv_buffers<E> b, uint head, uint t, constant P
   if (head < p.H + p.Hkv) {
     write_head(b.k + from, b.k_norm, pairs, b.keys + to, p.N, p, lane);
   } else {
-    write_value(b.v + from, b.values + to, p, lane);
+    write_value(b.v + from, b.values + to, b.norms_values, p, lane);
   }
 }
 
 // q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm));
-// values[slot, g] = normValues ? N(v[t, g]; 1) : v[t, g]; slot = (position + t) mod R; component i pairs with i + N.
+// values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R; component i pairs with i + N.
 // Sources: arXiv 1910.07467, arXiv 2104.09864. A SIMD-group for each head; the grid is (heads in fours,
 // tokens). Tolerance 1e-6 and 3e-6 of the largest value.
 [[max_total_threads_per_threadgroup(128)]]
@@ -135,7 +136,7 @@ kernel void qkv_epilogue_f32(device float *q [[buffer(MF_QKV_EPILOGUE_F32_Q)]],
   const place at = PLACE();
   const uint head = group.x * at.simdgroups + at.simdgroup;
   if (head >= p.H + 2 * p.Hkv) return;
-  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values, true};
   epilogue_head(buffers, head, group.y, p, at.lane);
 }
 
@@ -154,7 +155,44 @@ kernel void qkv_epilogue_f16(device float *q [[buffer(MF_QKV_EPILOGUE_F16_Q)]],
   const place at = PLACE();
   const uint head = group.x * at.simdgroups + at.simdgroup;
   if (head >= p.H + 2 * p.Hkv) return;
-  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values, true};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+// The same for models whose values have no norm: values[slot, g] = v[t, g].
+[[max_total_threads_per_threadgroup(128)]]
+kernel void qk_epilogue_f32(device float *q [[buffer(MF_QK_EPILOGUE_F32_Q)]],
+                             device const float *k [[buffer(MF_QK_EPILOGUE_F32_K)]],
+                             device const float *v [[buffer(MF_QK_EPILOGUE_F32_V)]],
+                             device const ushort *q_norm [[buffer(MF_QK_EPILOGUE_F32_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QK_EPILOGUE_F32_K_NORM)]],
+                             device const float *table [[buffer(MF_QK_EPILOGUE_F32_TABLE)]],
+                             device float *keys [[buffer(MF_QK_EPILOGUE_F32_KEYS)]],
+                             device float *values [[buffer(MF_QK_EPILOGUE_F32_VALUES)]],
+                             constant mf_qk_epilogue_f32_params &p [[buffer(MF_QK_EPILOGUE_F32_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values, false};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+[[max_total_threads_per_threadgroup(128)]]
+kernel void qk_epilogue_f16(device float *q [[buffer(MF_QK_EPILOGUE_F16_Q)]],
+                             device const float *k [[buffer(MF_QK_EPILOGUE_F16_K)]],
+                             device const float *v [[buffer(MF_QK_EPILOGUE_F16_V)]],
+                             device const ushort *q_norm [[buffer(MF_QK_EPILOGUE_F16_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QK_EPILOGUE_F16_K_NORM)]],
+                             device const float *table [[buffer(MF_QK_EPILOGUE_F16_TABLE)]],
+                             device half *keys [[buffer(MF_QK_EPILOGUE_F16_KEYS)]],
+                             device half *values [[buffer(MF_QK_EPILOGUE_F16_VALUES)]],
+                             constant mf_qk_epilogue_f16_params &p [[buffer(MF_QK_EPILOGUE_F16_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values, false};
   epilogue_head(buffers, head, group.y, p, at.lane);
 }
 

@@ -14,6 +14,8 @@
   X(softcap)                  \
   X(candidates)               \
   X(residual_norm)            \
+  X(qk_epilogue_f32)          \
+  X(qk_epilogue_f16)          \
   X(output_gate)              \
   X(causal_conv)              \
   X(delta_prepare)            \

@@ -19,12 +19,12 @@ export const ropeTable = defineKernel({
  * row `position + t` at slot `(position + t) mod R`. Components from 2 N on do not rotate. The keys that
  * the values come from may be the raw keys themselves: bind `k` as `v`.
  */
-const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
+const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">, normed: "qkv" | "qk") =>
   defineKernel({
-    name: `qkv_epilogue_${dtype}`,
+    name: `${normed}_epilogue_${dtype}`,
     formula:
       "q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); " +
-      "values[slot, g] = normValues ? N(v[t, g]; 1) : v[t, g]; slot = (position + t) mod R",
+      `values[slot, g] = ${normed === "qkv" ? "N(v[t, g]; 1)" : "v[t, g]"}; slot = (position + t) mod R`,
     buffers: {
       q: update("f32", "[T, H, Dh]"),
       k: read("f32", "[T, Hkv, Dh]"),
@@ -43,15 +43,17 @@ const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
       N: "u32",
       R: "u32",
       position: "u32",
-      normValues: "u32",
       eps: "f32",
     },
     grid: ({ T, H, Hkv }) => perCell(Math.ceil((H + 2 * Hkv) / 4), T, 128),
     tolerance: () => (dtype === "f32" ? { atol: 1e-6, rtol: 3e-6 } : { atol: 1e-6, rtol: 6e-4 }),
   });
 
-export const qkvEpilogueF32 = qkvEpilogue("f32");
-export const qkvEpilogueF16 = qkvEpilogue("f16");
+export const qkvEpilogueF32 = qkvEpilogue("f32", "qkv");
+export const qkvEpilogueF16 = qkvEpilogue("f16", "qkv");
+/** The same where values have no norm. */
+export const qkEpilogueF32 = qkvEpilogue("f32", "qk");
+export const qkEpilogueF16 = qkvEpilogue("f16", "qk");
 
 /**
  * Causal attention of T queries over a KV cache of R row slots (a ring when the sequence is longer than

@@ -6,6 +6,8 @@ import {
   attentionF16,
   attentionF32,
   outputGate,
+  qkEpilogueF16,
+  qkEpilogueF32,
   qkvEpilogueF16,
   qkvEpilogueF32,
   ropeTable,
@@ -142,14 +144,16 @@ export class Ops {
   /** Norms and rotates q in place, and writes the normed, rotated k and v into the cache. */
   qkvEpilogue({ q, k, v }: Projections, norms: QkNorms, cache: KvRows, step: AttentionStep): void {
     const { queryHeads: H, kvHeads: Hkv, headDim: Dh } = step.heads;
-    const kernel = this.precision.kvDtype === "f32" ? qkvEpilogueF32 : qkvEpilogueF16;
+    const kernels = norms.values
+      ? [qkvEpilogueF32, qkvEpilogueF16]
+      : [qkEpilogueF32, qkEpilogueF16];
+    const kernel = kernels[this.precision.kvDtype === "f32" ? 0 : 1]!;
     const { keys, values, rows: R } = cache;
     const { T, position, eps } = step;
-    const normValues = norms.values ? 1 : 0;
     this.stream.dispatch(
       kernel,
       { q, k, v, qNorm: norms.q, kNorm: norms.k, table: step.rope.table, keys, values },
-      { T, H, Hkv, Dh, N: step.rope.pairs, R, position, normValues, eps },
+      { T, H, Hkv, Dh, N: step.rope.pairs, R, position, eps },
     );
   }
 

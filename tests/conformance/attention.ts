@@ -2,6 +2,8 @@
 import {
   attentionF16,
   attentionF32,
+  qkEpilogueF16,
+  qkEpilogueF32,
   qkvEpilogueF16,
   qkvEpilogueF32,
   ropeTable,
@@ -67,7 +69,7 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
     const keys = cacheOf(random.normals(R * Hkv * Dh), isHalf);
     const values = cacheOf(random.normals(R * Hkv * Dh), isHalf);
     return {
-      params: { T, H, Hkv, Dh, N, R, position, normValues: Number(normValues), eps: EPS },
+      params: { T, H, Hkv, Dh, N, R, position, eps: EPS },
       inputs: { ...rows, ...weights, table, keys: keys.stored, values: values.stored },
       expected: reference.qkvEpilogue(shape, {
         ...rows,
@@ -82,8 +84,8 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
     };
   };
   return [
-    defineCase(qkvEpilogueF32, name, () => build(false)),
-    defineCase(qkvEpilogueF16, name, () => build(true)),
+    defineCase(normValues ? qkvEpilogueF32 : qkEpilogueF32, name, () => build(false)),
+    defineCase(normValues ? qkvEpilogueF16 : qkEpilogueF16, name, () => build(true)),
   ];
 }
 
@@ -114,7 +116,7 @@ const halves = defineCase(qkvEpilogueF16, "halves at the ends of their range, ex
     eps: 0,
   });
   return {
-    params: { ...shape, N, normValues: 1, eps: 0 },
+    params: { ...shape, N, eps: 0 },
     inputs: {
       q: rows,
       k: rows,
