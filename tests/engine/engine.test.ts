@@ -11,7 +11,13 @@ import { packageOf } from "../fixtures/packages.ts";
 
 const { library, tokenizerLibrary } = await prepareLibraries({ device: deviceKind });
 const directory = await demoPackage();
-const engine = await Engine.load({ directory, library, tokenizerLibrary, contextRows: 512 });
+const engine = await Engine.load({
+  slots: 16,
+  directory,
+  library,
+  tokenizerLibrary,
+  contextRows: 512,
+});
 afterAll(() => engine.close());
 
 type Message = Record<string, unknown>;

@@ -14,6 +14,7 @@ import {
   openSession,
   promptOf,
 } from "../fixtures/models.ts";
+import { packageOf } from "../fixtures/packages.ts";
 
 afterAll(closeModels);
 
@@ -172,6 +173,20 @@ describe("slots and tiles", () => {
     ];
     for (const option of options) runs.push(await logitsOf(await loadTiny(option)));
     expect(new Set(runs).size).toBe(1);
+  });
+
+  test("a token with more experts than slots uses what is cached before what it waits for", async () => {
+    const directory = await packageOf("gemma4-a-e16");
+    const prompt = promptOf(12);
+    const wanted = await continueFrom(
+      openSession(await loadTiny({ directory, slots: "resident" })),
+      prompt,
+    );
+    for (const slots of [2, 3, 7]) {
+      const model = await loadTiny({ directory, slots, read: held(() => Bun.sleep(1)) });
+      expect(await continueFrom(openSession(model), prompt)).toEqual(wanted);
+      expect(model.experts.counters.hits).toBeGreaterThan(0);
+    }
   });
 
   test("reads that end in any order change nothing", async () => {
