@@ -1,5 +1,5 @@
 // Writes a full-size package with seeded random weights, for measurements that need no sense in the answers:
-//   bun bench/synthetic.ts DIR [--overlap P] [--seed TEXT] [--layers N]
+//   bun bench/synthetic.ts DIR [--family gemma4|qwen36] [--overlap P] [--seed TEXT] [--layers N]
 //   bun bench/synthetic.ts DIR --remove
 // The same arguments give the same bytes. A run that was stopped is continued: finished files are kept.
 // Following token ids share each routed expert of a layer with probability P; other ids share none but by
@@ -7,8 +7,6 @@
 import fs from "node:fs";
 import path from "node:path";
 import { parseArgs } from "node:util";
-import { gemma4 } from "../src/families/gemma4/index.ts";
-import { ARCH_26B } from "../src/families/gemma4/config.ts";
 import { sha256 } from "../src/format/digest.ts";
 import type { JsonValue } from "../src/format/json.ts";
 import { WEIGHTS_FILE } from "../src/format/paths.ts";
@@ -26,19 +24,20 @@ import { systemIo, writeAll, type Target } from "../src/install/durable.ts";
 import { type Copy, type InstallPlan, planInstall, type PlannedFile } from "../src/install/plan.ts";
 import type { ShardTensor } from "../src/install/source.ts";
 import { formatBytes } from "../src/util/units.ts";
+import { GROUP, type Synthetic } from "./synthetic/family.ts";
+import { type SyntheticId, synthetics } from "./synthetic/index.ts";
 import { SyntheticWeights, TILE_BYTES } from "./weights.ts";
 
 /** Left free for everybody else. */
 const SPARE_BYTES = 20e9;
-const GROUP = 64;
-const TEXT = "language_model.model";
 
 const { values: flags, positionals } = parseArgs({
   allowPositionals: true,
   options: {
     overlap: { type: "string", default: "0.6" },
     seed: { type: "string", default: "1" },
-    layers: { type: "string", default: String(ARCH_26B.numLayers) },
+    family: { type: "string", default: "gemma4" },
+    layers: { type: "string" },
     remove: { type: "boolean", default: false },
   },
 });
@@ -46,7 +45,7 @@ const { values: flags, positionals } = parseArgs({
 /** Ends with a sentence where the arguments are at fault. */
 function usage(problem: string): never {
   console.error(
-    `${problem}\nusage: bun bench/synthetic.ts DIR [--overlap P] [--seed TEXT] [--remove]`,
+    `${problem}\nusage: bun bench/synthetic.ts DIR [--family NAME] [--overlap P] [--seed TEXT] [--remove]`,
   );
   process.exit(2);
 }
@@ -54,69 +53,28 @@ function usage(problem: string): never {
 const directory = path.resolve(positionals[0] ?? usage("a folder was expected"));
 const overlap = Number(flags.overlap);
 if (!(overlap >= 0 && overlap <= 1)) usage(`--overlap ${flags.overlap}: expected 0 to 1`);
-const layerCount = Number(flags.layers);
-if (!(layerCount >= 6 && layerCount % 6 === 0)) usage("--layers: expected a multiple of 6");
+const known = Object.keys(synthetics).join(", ");
+if (!(flags.family in synthetics)) usage(`--family ${flags.family}: expected one of ${known}`);
+const synthetic = synthetics[flags.family as SyntheticId] as unknown as Synthetic<unknown>;
+const { arch, layerStep } = synthetic;
+const { family } = synthetic;
+const layerCount = Number(flags.layers ?? arch.numLayers);
+if (!(layerCount >= layerStep && layerCount % layerStep === 0)) {
+  usage(`--layers: expected a multiple of ${layerStep}`);
+}
 /** What the bytes depend on; lies beside the package and says that it is ours. */
 const stamp = `${directory}.synthetic.json`;
-const recipe = JSON.stringify({ version: 1, overlap, seed: flags.seed, layerCount });
-
-const layerKinds = Array.from({ length: layerCount }, (_, layer) => layer % 6 === 5);
-
-/** config.json of the released model's dimensions. */
-function configOf(): JsonValue {
-  const a = ARCH_26B;
-  const router = (_: boolean, layer: number): [string, JsonValue] => [
-    `${TEXT}.layers.${layer}.router.proj`,
-    { bits: 8, group_size: GROUP },
-  ];
-  return {
-    model_type: "gemma4",
-    text_config: {
-      vocab_size: a.vocabSize,
-      hidden_size: a.hiddenSize,
-      intermediate_size: a.ffnIntermediate,
-      moe_intermediate_size: a.moeIntermediateSize,
-      num_hidden_layers: layerCount,
-      layer_types: layerKinds.map((isFull) => (isFull ? "full_attention" : "sliding_attention")),
-      num_attention_heads: a.numHeads,
-      num_key_value_heads: a.numKVHeads,
-      num_global_key_value_heads: a.numFullKVHeads,
-      head_dim: a.headDim,
-      global_head_dim: a.fullHeadDim,
-      sliding_window: a.slidingWindow,
-      rope_parameters: {
-        sliding_attention: { rope_type: "default", rope_theta: a.ropeTheta },
-        full_attention: {
-          rope_type: "proportional",
-          rope_theta: a.fullRopeTheta,
-          partial_rotary_factor: a.partialRotaryFactor,
-        },
-      },
-      rms_norm_eps: 1e-6,
-      final_logit_softcapping: a.finalLogitSoftcap,
-      enable_moe_block: true,
-      num_experts: a.numExperts,
-      top_k_experts: a.topKExperts,
-      hidden_activation: "gelu_pytorch_tanh",
-      attention_k_eq_v: true,
-      attention_bias: false,
-      num_kv_shared_layers: 0,
-      hidden_size_per_layer_input: 0,
-      use_double_wide_mlp: false,
-      use_bidirectional_attention: "vision",
-      max_position_embeddings: 262_144,
-      bos_token_id: 2,
-      pad_token_id: 0,
-      eos_token_id: [1],
-    },
-    tie_word_embeddings: true,
-    quantization: { bits: 4, group_size: GROUP, ...Object.fromEntries(layerKinds.map(router)) },
-  };
-}
+const recipe = JSON.stringify({
+  version: 1,
+  overlap,
+  seed: flags.seed,
+  layerCount,
+  ...(flags.family === "gemma4" ? {} : { family: flags.family }),
+});
 
 /** The tensors of a checkpoint of this architecture; each is a shard of its own, under its own name. */
 function tensorsOf(config: JsonValue): Map<string, ShardTensor> {
-  const parsed = gemma4.parseConfig(config);
+  const parsed = family.parseConfig(config);
   const tensors = new Map<string, ShardTensor>();
   const add = (name: string, dtype: "BF16" | "U32", shape: readonly number[]): void => {
     const bytes = shape.reduce((a, b) => a * b, dtype === "U32" ? 4 : 2);
@@ -130,15 +88,14 @@ function tensorsOf(config: JsonValue): Map<string, ShardTensor> {
       add(`${module}.${part}`, "BF16", [...rows, columns / GROUP]);
     }
   };
-  for (const { name, shape, bits } of gemma4.tensors.resident(parsed)) {
+  for (const { name, shape, bits } of family.tensors.resident(parsed)) {
     if (bits === undefined) add(name, "BF16", shape);
     else addMatrix(name, shape, bits[0]!);
   }
   for (let layer = 0; layer < layerCount; layer += 1) {
-    const { shapes } = gemma4.tensors.experts(parsed, layer)!;
+    const { shapes } = family.tensors.experts(parsed, layer)!;
     for (const part of ["gate", "up", "down"] as const) {
-      const name = `${TEXT}.layers.${layer}.experts.switch_glu.${part}_proj.weight`;
-      addMatrix(name, [parsed.numExperts, ...shapes[part]], 4);
+      addMatrix(synthetic.expertName(layer, part), [arch.numExperts, ...shapes[part]], 4);
     }
   }
   return tensors;
@@ -147,7 +104,7 @@ function tensorsOf(config: JsonValue): Map<string, ShardTensor> {
 /** Fills one range, in tiles of whole rows so that the embedding's marks can be set. */
 function fillRange(copy: Copy, target: Target, source: Source): void {
   const { shape } = source.tensors.get(copy.shard)!;
-  const rowBytes = copy.shard.includes("embed_tokens.weight") ? ARCH_26B.hiddenSize / 2 : 64;
+  const rowBytes = copy.shard.includes("embed_tokens.weight") ? arch.hiddenSize / 2 : 64;
   const tileBytes = Math.floor(TILE_BYTES / rowBytes) * rowBytes;
   for (let done = 0; done < copy.bytes; done += tileBytes) {
     const tile = source.tile.subarray(0, Math.min(tileBytes, copy.bytes - done));
@@ -202,22 +159,17 @@ function clearPartial(plan: InstallPlan): Set<string> {
 
 async function write(): Promise<void> {
   if (fs.existsSync(directory)) usage(`${directory} is already there`);
-  const config = configOf();
+  const config = synthetic.configOf(layerCount);
   const tensors = tensorsOf(config);
   const quantization = parseQuantization(config, "config.json");
-  const plan = planInstall({ family: gemma4, config, quantization, tensors });
+  const plan = planInstall({ family, config, quantization, tensors });
   fs.mkdirSync(path.dirname(directory), { recursive: true });
   const finished = clearPartial(plan);
   const missing = plan.outputs.filter((output) => !finished.has(output.path));
-  const { hiddenSize, vocabSize, numExperts, topKExperts: topK } = ARCH_26B;
-  const weights = new SyntheticWeights(
-    { hiddenSize, vocabSize, numExperts, topK },
-    flags.seed,
-    overlap,
-  );
+  const weights = new SyntheticWeights(synthetic, flags.seed, overlap);
   const build: Build = {
     plan,
-    family: gemma4,
+    family,
     pin: undefined,
     sourceSha256: sha256(recipe),
     quantization,

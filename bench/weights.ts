@@ -16,11 +16,21 @@ import { createCipheriv, createHash } from "node:crypto";
 /** Bytes of the largest tile that `write` is asked for. */
 export const TILE_BYTES = 1 << 20;
 
+/** Of the model whose weights are made; `bench/synthetic/` has them. */
+export interface Recipe {
+  readonly arch: Dims;
+  /** How the names of routers end. */
+  readonly router: string;
+  readonly embeddingMultiplier: number;
+  readonly scaleOf: (name: string) => number;
+  readonly plainValue: (place: Place) => number;
+}
+
 export interface Dims {
   readonly hiddenSize: number;
   readonly vocabSize: number;
   readonly numExperts: number;
-  readonly topK: number;
+  readonly topKExperts: number;
 }
 
 /** Where the bytes belong. */
@@ -83,22 +93,24 @@ function bf16(value: number): number {
 
 export class SyntheticWeights {
   readonly #seed: string;
+  readonly #recipe: Recipe;
   readonly #dims: Dims;
   /** `[V, K]`: the marked columns of each id. */
   readonly #marks: Uint16Array;
 
   /** @param overlap probability that an id keeps each of the experts of the id before it */
-  constructor(dims: Dims, seed: string, overlap: number) {
-    this.#dims = dims;
+  constructor(recipe: Recipe, seed: string, overlap: number) {
+    this.#recipe = recipe;
+    this.#dims = recipe.arch;
     this.#seed = seed;
-    this.#marks = markIds(dims, overlap, fractions(`${seed}/marks`));
+    this.#marks = markIds(recipe.arch, overlap, fractions(`${seed}/marks`));
   }
 
   /** Fills `target` with the tensor's bytes from `place.offset` on. */
   write(place: Place, target: Uint8Array): void {
     const { name } = place;
-    if (name.endsWith("router.proj.weight")) return this.#router(place, target);
-    if (name.endsWith(".weight") && place.shape.length > 1) {
+    if (name.endsWith(`${this.#recipe.router}.weight`)) return this.#router(place, target);
+    if (isMatrix(name, place.shape)) {
       randomFill(`${this.#seed}/${name}`, place.offset, target);
       if (name.endsWith("embed_tokens.weight")) this.#mark(place, target);
       return undefined;
@@ -110,7 +122,7 @@ export class SyntheticWeights {
   }
 
   #mark({ offset }: Place, target: Uint8Array): void {
-    const { hiddenSize, numExperts, topK } = this.#dims;
+    const { hiddenSize, numExperts, topKExperts: topK } = this.#dims;
     const rowBytes = hiddenSize / 2;
     for (let at = 0; at < target.length; at += rowBytes) {
       const id = (offset + at) / rowBytes;
@@ -124,7 +136,8 @@ export class SyntheticWeights {
   #markScales({ name, offset }: Place, values: Uint16Array): void {
     const { hiddenSize, numExperts } = this.#dims;
     const groups = hiddenSize / GROUP;
-    const high = name.endsWith(".scales") ? bf16(MARK / CODE_MAX / Math.sqrt(hiddenSize)) : 0;
+    const mark = MARK / CODE_MAX / this.#recipe.embeddingMultiplier;
+    const high = name.endsWith(".scales") ? bf16(mark) : 0;
     for (let at = 0; at < values.length; at += 1) {
       if ((offset / 2 + at) % groups < numExperts / GROUP) values[at] = high;
     }
@@ -141,27 +154,28 @@ export class SyntheticWeights {
   }
 
   /** The value of a tensor that is not random. */
-  #constant({ name, shape }: Place): number {
-    const { hiddenSize } = this.#dims;
-    if (name.endsWith("router.proj.scales")) return ROUTER_SCALE;
-    if (name.endsWith("router.proj.biases")) return -ROUTER_ZERO * ROUTER_SCALE;
-    if (name.endsWith(".scales") || name.endsWith(".biases")) {
-      const columns = shape.at(-1)! * GROUP;
-      const scale = 1 / (CODE_SPREAD * Math.sqrt(columns));
-      return name.endsWith(".scales") ? scale : (-CODE_MAX / 2) * scale;
-    }
-    if (name.endsWith("router.scale")) return 2 * Math.sqrt(hiddenSize);
-    if (name.endsWith("q_norm.weight")) return shape[0]! ** -0.5;
-    return /\.post_\w+_layernorm(_[12])?\.weight$/.test(name) ? 0.15 : 1;
+  #constant(place: Place): number {
+    const { name, shape } = place;
+    const { router, scaleOf, plainValue } = this.#recipe;
+    if (name.endsWith(`${router}.scales`)) return ROUTER_SCALE;
+    if (name.endsWith(`${router}.biases`)) return -ROUTER_ZERO * ROUTER_SCALE;
+    if (!name.endsWith(".scales") && !name.endsWith(".biases")) return plainValue(place);
+    const columns = shape.at(-1)! * GROUP;
+    const scale = scaleOf(name) / (CODE_SPREAD * Math.sqrt(columns));
+    return name.endsWith(".scales") ? scale : (-CODE_MAX / 2) * scale;
   }
 }
+
+/** Whether a tensor is the codes of a matrix; a convolution's taps are none. */
+const isMatrix = (name: string, shape: readonly number[]): boolean =>
+  name.endsWith(".weight") && shape.length > 1 && !name.endsWith("conv1d.weight");
 
 /**
  * The marked columns of every id, `[V, K]`: each id keeps each mark of the one before it with a probability
  * and draws the others anew.
  */
 export function markIds(dims: Dims, overlap: number, random: () => number): Uint16Array {
-  const { vocabSize, numExperts, topK } = dims;
+  const { vocabSize, numExperts, topKExperts: topK } = dims;
   const marks = new Uint16Array(vocabSize * topK);
   let before: readonly number[] = permutation(numExperts, random).slice(0, topK);
   marks.set(before);

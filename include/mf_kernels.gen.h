@@ -13,7 +13,7 @@ typedef int32_t mf_i32;
 #define static_assert _Static_assert
 #endif
 
-#define MF_CATALOGUE_HASH 2195788951u
+#define MF_CATALOGUE_HASH 2730988929u
 #define MF_GROUP_SIZE 64
 #define MF_CANDIDATES_MAX 256
 #define MF_ACTIVATION_GELU_TANH 0
@@ -361,6 +361,169 @@ typedef struct {
 } mf_gumbel_params;
 static_assert(sizeof(mf_gumbel_params) == 16, "gumbel");
 
+// x[t] += branch[t]; y[t] = N(x[t]; weight)
+#define MF_KERNEL_RESIDUAL_NORM 20
+#define MF_RESIDUAL_NORM_X 0  // update f32 [T, D]
+#define MF_RESIDUAL_NORM_BRANCH 1  // read f32 [T, D]
+#define MF_RESIDUAL_NORM_WEIGHT 2  // read bf16 [D]
+#define MF_RESIDUAL_NORM_Y 3  // write f32 [T, D]
+#define MF_RESIDUAL_NORM_PARAMS 4
+typedef struct {
+  mf_u32 T;
+  mf_u32 D;
+  float eps;
+} mf_residual_norm_params;
+static_assert(sizeof(mf_residual_norm_params) == 12, "residual_norm");
+
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = v[t, g]; slot = (position + t) mod R
+#define MF_KERNEL_QK_EPILOGUE_F32 21
+#define MF_QK_EPILOGUE_F32_Q 0  // update f32 [T, H, Dh]
+#define MF_QK_EPILOGUE_F32_K 1  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_V 2  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_Q_NORM 3  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F32_K_NORM 4  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F32_TABLE 5  // read f32 [T, N, 2]
+#define MF_QK_EPILOGUE_F32_KEYS 6  // update f32 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_VALUES 7  // update f32 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F32_PARAMS 8
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Hkv;
+  mf_u32 Dh;
+  mf_u32 N;
+  mf_u32 R;
+  mf_u32 position;
+  float eps;
+} mf_qk_epilogue_f32_params;
+static_assert(sizeof(mf_qk_epilogue_f32_params) == 32, "qk_epilogue_f32");
+
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = v[t, g]; slot = (position + t) mod R
+#define MF_KERNEL_QK_EPILOGUE_F16 22
+#define MF_QK_EPILOGUE_F16_Q 0  // update f32 [T, H, Dh]
+#define MF_QK_EPILOGUE_F16_K 1  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_V 2  // read f32 [T, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_Q_NORM 3  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F16_K_NORM 4  // read bf16 [Dh]
+#define MF_QK_EPILOGUE_F16_TABLE 5  // read f32 [T, N, 2]
+#define MF_QK_EPILOGUE_F16_KEYS 6  // update f16 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_VALUES 7  // update f16 [R, Hkv, Dh]
+#define MF_QK_EPILOGUE_F16_PARAMS 8
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Hkv;
+  mf_u32 Dh;
+  mf_u32 N;
+  mf_u32 R;
+  mf_u32 position;
+  float eps;
+} mf_qk_epilogue_f16_params;
+static_assert(sizeof(mf_qk_epilogue_f16_params) == 32, "qk_epilogue_f16");
+
+// q[t, h] = pairs[t, h, 0]
+#define MF_KERNEL_SPLIT_GATE 23
+#define MF_SPLIT_GATE_PAIRS 0  // read f32 [T, H, 2, Dh]
+#define MF_SPLIT_GATE_Q 1  // write f32 [T, H, Dh]
+#define MF_SPLIT_GATE_PARAMS 2
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Dh;
+} mf_split_gate_params;
+static_assert(sizeof(mf_split_gate_params) == 12, "split_gate");
+
+// y[t, h, d] = y[t, h, d] / (1 + exp(-pairs[t, h, 1, d]))
+#define MF_KERNEL_OUTPUT_GATE 24
+#define MF_OUTPUT_GATE_PAIRS 0  // read f32 [T, H, 2, Dh]
+#define MF_OUTPUT_GATE_Y 1  // update f32 [T, H, Dh]
+#define MF_OUTPUT_GATE_PARAMS 2
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 Dh;
+} mf_output_gate_params;
+static_assert(sizeof(mf_output_gate_params) == 12, "output_gate");
+
+// y[t, c] = silu(sum_j weight[c, j] * x[t - J + j, c]), rows before the first from tail; tail = the last J rows of (tail, x)
+#define MF_KERNEL_CAUSAL_CONV 25
+#define MF_CAUSAL_CONV_X 0  // read f32 [T, C]
+#define MF_CAUSAL_CONV_WEIGHT 1  // read bf16 [C, K]
+#define MF_CAUSAL_CONV_TAIL 2  // update f32 [J, C]
+#define MF_CAUSAL_CONV_Y 3  // write f32 [T, C]
+#define MF_CAUSAL_CONV_PARAMS 4
+typedef struct {
+  mf_u32 T;
+  mf_u32 C;
+  mf_u32 K;
+  mf_u32 J;
+} mf_causal_conv_params;
+static_assert(sizeof(mf_causal_conv_params) == 16, "causal_conv");
+
+// q = q / sqrt(sum q^2 + eps) / sqrt(Dk); k = k / sqrt(sum k^2 + eps); alpha[t, h] = -exp(aLog[h]) * softplus(alpha[t, h] + dtBias[h]); beta = 1 / (1 + exp(-beta))
+#define MF_KERNEL_DELTA_PREPARE 26
+#define MF_DELTA_PREPARE_MIXED 0  // update f32 [T, C]
+#define MF_DELTA_PREPARE_ALPHA 1  // update f32 [T, Hv]
+#define MF_DELTA_PREPARE_BETA 2  // update f32 [T, Hv]
+#define MF_DELTA_PREPARE_A_LOG 3  // read bf16 [Hv]
+#define MF_DELTA_PREPARE_DT_BIAS 4  // read bf16 [Hv]
+#define MF_DELTA_PREPARE_PARAMS 5
+typedef struct {
+  mf_u32 T;
+  mf_u32 C;
+  mf_u32 Hk;
+  mf_u32 Hv;
+  mf_u32 Dk;
+  float eps;
+} mf_delta_prepare_params;
+static_assert(sizeof(mf_delta_prepare_params) == 24, "delta_prepare");
+
+// S = exp(alpha[t, h]) * S; S = S + beta[t, h] * (v - S k) k^T; y[t, h] = S q, for t ascending; state[h] = S
+#define MF_KERNEL_GATED_DELTA 27
+#define MF_GATED_DELTA_MIXED 0  // read f32 [T, C]
+#define MF_GATED_DELTA_ALPHA 1  // read f32 [T, Hv]
+#define MF_GATED_DELTA_BETA 2  // read f32 [T, Hv]
+#define MF_GATED_DELTA_STATE 3  // update f32 [Hv, Dv, Dk]
+#define MF_GATED_DELTA_Y 4  // write f32 [T, Hv, Dv]
+#define MF_GATED_DELTA_PARAMS 5
+typedef struct {
+  mf_u32 T;
+  mf_u32 C;
+  mf_u32 Hk;
+  mf_u32 Hv;
+  mf_u32 Dk;
+  mf_u32 Dv;
+} mf_gated_delta_params;
+static_assert(sizeof(mf_gated_delta_params) == 24, "gated_delta");
+
+// y[t, h, d] = N(x[t, h]; weight)[d] * silu(gate[t, h, d])
+#define MF_KERNEL_GATED_NORM 28
+#define MF_GATED_NORM_X 0  // read f32 [T, H, D]
+#define MF_GATED_NORM_GATE 1  // read f32 [T, H, D]
+#define MF_GATED_NORM_WEIGHT 2  // read bf16 [D]
+#define MF_GATED_NORM_Y 3  // write f32 [T, H, D]
+#define MF_GATED_NORM_PARAMS 4
+typedef struct {
+  mf_u32 T;
+  mf_u32 H;
+  mf_u32 D;
+  float eps;
+} mf_gated_norm_params;
+static_assert(sizeof(mf_gated_norm_params) == 16, "gated_norm");
+
+// y[t, d] = routed[t, d] + shared[t, d] / (1 + exp(-gate[t]))
+#define MF_KERNEL_GATED_SHARED 29
+#define MF_GATED_SHARED_ROUTED 0  // read f32 [T, D]
+#define MF_GATED_SHARED_SHARED 1  // read f32 [T, D]
+#define MF_GATED_SHARED_GATE 2  // read f32 [T]
+#define MF_GATED_SHARED_Y 3  // write f32 [T, D]
+#define MF_GATED_SHARED_PARAMS 4
+typedef struct {
+  mf_u32 T;
+  mf_u32 D;
+} mf_gated_shared_params;
+static_assert(sizeof(mf_gated_shared_params) == 8, "gated_shared");
+
 #ifndef __METAL_VERSION__
 #include <math.h>
 // Bytes that a kernel may touch from a binding's offset on.
@@ -578,6 +741,112 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
     };
     return bytes[binding];
   }
+  case MF_KERNEL_RESIDUAL_NORM: {
+    const mf_residual_norm_params *p = (const mf_residual_norm_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        2.0 * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_QK_EPILOGUE_F32: {
+    const mf_qk_epilogue_f32_params *p = (const mf_qk_epilogue_f32_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_QK_EPILOGUE_F16: {
+    const mf_qk_epilogue_f16_params *p = (const mf_qk_epilogue_f16_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->N * 2.0,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+        2.0 * (double)p->R * (double)p->Hkv * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_SPLIT_GATE: {
+    const mf_split_gate_params *p = (const mf_split_gate_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * 2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_OUTPUT_GATE: {
+    const mf_output_gate_params *p = (const mf_output_gate_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * 2.0 * (double)p->Dh,
+        4.0 * (double)p->T * (double)p->H * (double)p->Dh,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_CAUSAL_CONV: {
+    const mf_causal_conv_params *p = (const mf_causal_conv_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->C,
+        2.0 * (double)p->C * (double)p->K,
+        4.0 * (double)p->J * (double)p->C,
+        4.0 * (double)p->T * (double)p->C,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_DELTA_PREPARE: {
+    const mf_delta_prepare_params *p = (const mf_delta_prepare_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->C,
+        4.0 * (double)p->T * (double)p->Hv,
+        4.0 * (double)p->T * (double)p->Hv,
+        2.0 * (double)p->Hv,
+        2.0 * (double)p->Hv,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_GATED_DELTA: {
+    const mf_gated_delta_params *p = (const mf_gated_delta_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->C,
+        4.0 * (double)p->T * (double)p->Hv,
+        4.0 * (double)p->T * (double)p->Hv,
+        4.0 * (double)p->Hv * (double)p->Dv * (double)p->Dk,
+        4.0 * (double)p->T * (double)p->Hv * (double)p->Dv,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_GATED_NORM: {
+    const mf_gated_norm_params *p = (const mf_gated_norm_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->H * (double)p->D,
+        4.0 * (double)p->T * (double)p->H * (double)p->D,
+        2.0 * (double)p->D,
+        4.0 * (double)p->T * (double)p->H * (double)p->D,
+    };
+    return bytes[binding];
+  }
+  case MF_KERNEL_GATED_SHARED: {
+    const mf_gated_shared_params *p = (const mf_gated_shared_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T * (double)p->D,
+        4.0 * (double)p->T,
+        4.0 * (double)p->T * (double)p->D,
+    };
+    return bytes[binding];
+  }
   }
   return INFINITY;
 }
@@ -592,6 +861,7 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
 #define MF_CONSTANT_ROUTED_GATE_BITS 6
 #define MF_CONSTANT_ROUTED_GATE_ACTIVATION 7
 #define MF_CONSTANT_ROUTED_DOWN_BITS 8
+#define MF_CONSTANT_GATED_DELTA_DK 9
 
 #ifndef __METAL_VERSION__
 static inline const char *mf_kernel_name(mf_u32 kernel) {
@@ -616,12 +886,22 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
       "penalize",
       "candidates",
       "gumbel",
+      "residual_norm",
+      "qk_epilogue_f32",
+      "qk_epilogue_f16",
+      "split_gate",
+      "output_gate",
+      "causal_conv",
+      "delta_prepare",
+      "gated_delta",
+      "gated_norm",
+      "gated_shared",
   };
   return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";
 }
 // How a kernel uses a binding: `write` reads nothing of what was there, `update` does.
 static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
-  static const char *const access[20][9] = {
+  static const char *const access[30][9] = {
       {"read", "read", "read", "read", "write"},  // embed_affine
       {"read", "read", "write"},  // rms_norm
       {"update", "read", "read", "read", "read", "read", "write", "write", "write"},  // sandwich_setup
@@ -642,6 +922,16 @@ static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
       {"update", "read"},  // penalize
       {"read", "write", "write", "write"},  // candidates
       {"read", "write"},  // gumbel
+      {"update", "read", "read", "write"},  // residual_norm
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qk_epilogue_f32
+      {"update", "read", "read", "read", "read", "read", "update", "update"},  // qk_epilogue_f16
+      {"read", "write"},  // split_gate
+      {"read", "update"},  // output_gate
+      {"read", "read", "update", "write"},  // causal_conv
+      {"update", "update", "update", "read", "read"},  // delta_prepare
+      {"read", "read", "read", "update", "write"},  // gated_delta
+      {"read", "read", "read", "write"},  // gated_norm
+      {"read", "read", "read", "write"},  // gated_shared
   };
   return access[kernel][binding];
 }
@@ -671,6 +961,16 @@ static inline mf_kernel_counts mf_kernel_shape(mf_u32 kernel) {
       {2, 12},
       {4, 8},
       {2, 16},
+      {4, 12},
+      {8, 32},
+      {8, 32},
+      {2, 12},
+      {2, 12},
+      {4, 16},
+      {5, 24},
+      {5, 24},
+      {4, 16},
+      {4, 8},
   };
   return shapes[kernel];
 }
@@ -691,6 +991,7 @@ static inline mf_constant mf_constant_at(mf_u32 kernel, mf_u32 position) {
       {MF_KERNEL_ROUTED_GATE, 8, 6},  // bits
       {MF_KERNEL_ROUTED_GATE, 15, 7},  // activation
       {MF_KERNEL_ROUTED_DOWN, 8, 8},  // bits
+      {MF_KERNEL_GATED_DELTA, 4, 9},  // Dk
   };
   for (mf_u32 i = 0; i < sizeof constants / sizeof *constants; i++)
     if (constants[i].kernel == kernel && position-- == 0) return constants[i];
@@ -724,6 +1025,16 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
       {-1, 0},  // penalize
       {-1, 0},  // candidates
       {-1, 0},  // gumbel
+      {-1, 0},  // residual_norm
+      {-1, 0},  // qk_epilogue_f32
+      {-1, 0},  // qk_epilogue_f16
+      {-1, 0},  // split_gate
+      {-1, 0},  // output_gate
+      {-1, 0},  // causal_conv
+      {-1, 0},  // delta_prepare
+      {-1, 0},  // gated_delta
+      {-1, 0},  // gated_norm
+      {-1, 0},  // gated_shared
   };
   return all[kernel];
 }
@@ -733,7 +1044,7 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
 // Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.
 #define MF_BINDING_WRITTEN 8
 static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
-  static const unsigned char flags[20][9] = {
+  static const unsigned char flags[30][9] = {
     {4, 1, 2, 2, 12},  // embed_affine
     {4, 2, 12},  // rms_norm
     {12, 4, 2, 2, 2, 2, 12, 12, 12},  // sandwich_setup
@@ -754,12 +1065,22 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
     {12, 4},  // penalize
     {4, 12, 12, 12},  // candidates
     {4, 12},  // gumbel
+    {12, 4, 2, 12},  // residual_norm
+    {12, 4, 4, 2, 2, 4, 12, 12},  // qk_epilogue_f32
+    {12, 4, 4, 2, 2, 4, 10, 10},  // qk_epilogue_f16
+    {4, 12},  // split_gate
+    {4, 12},  // output_gate
+    {4, 2, 12, 12},  // causal_conv
+    {12, 12, 12, 2, 2},  // delta_prepare
+    {4, 4, 4, 12, 12},  // gated_delta
+    {4, 4, 2, 12},  // gated_norm
+    {4, 4, 4, 12},  // gated_shared
   };
   return flags[kernel][binding];
 }
 #endif
 
-#define MF_KERNEL_COUNT 20
+#define MF_KERNEL_COUNT 30
 // X(name, buffer count, parameter bytes)
 #define MF_KERNEL_LIST(X) \
   X(embed_affine, 5, 20) \
@@ -781,6 +1102,16 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
   X(softcap, 2, 8) \
   X(penalize, 2, 12) \
   X(candidates, 4, 8) \
-  X(gumbel, 2, 16)
+  X(gumbel, 2, 16) \
+  X(residual_norm, 4, 12) \
+  X(qk_epilogue_f32, 8, 32) \
+  X(qk_epilogue_f16, 8, 32) \
+  X(split_gate, 2, 12) \
+  X(output_gate, 2, 12) \
+  X(causal_conv, 4, 16) \
+  X(delta_prepare, 5, 24) \
+  X(gated_delta, 5, 24) \
+  X(gated_norm, 4, 16) \
+  X(gated_shared, 4, 8)
 
 #endif

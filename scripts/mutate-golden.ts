@@ -17,11 +17,14 @@ import { buildDeviceLibrary } from "../src/native/build.ts";
 import { MferenceError, sentenceOf } from "../src/util/errors.ts";
 import { checkFixture, type StageResult } from "../tests/golden/check.ts";
 import { readFixture } from "../tests/golden/fixture.ts";
-import { type Mutation, mutations } from "../tests/golden/mutations.ts";
+import {
+  type Mutation,
+  type MutationList,
+  mutationLists,
+} from "../tests/golden/mutations/index.ts";
 
 const ROOT = join(import.meta.dir, "..");
 const SELF = "scripts/mutate-golden.ts";
-const FIXTURES = ["gemma4-a", "gemma4-a-h320", "gemma4-a-e16"];
 const COPIED = ["src", "cpu", "include", "scripts", "tests/golden", "tests/reference"];
 const COPIED_FILES = ["package.json", "tsconfig.json"];
 const LINKED = ["node_modules", "tests/fixtures"];
@@ -93,10 +96,10 @@ async function check(
 }
 
 /** What runs inside the copy: checks every fixture and prints the outcomes as JSON. */
-async function report(slots: number | undefined): Promise<void> {
+async function report(fixtures: readonly string[], slots: number | undefined): Promise<void> {
   const library = await buildDeviceLibrary();
   const outcomes: Outcome[] = [];
-  for (const fixture of FIXTURES) outcomes.push(await check(fixture, library, slots));
+  for (const fixture of fixtures) outcomes.push(await check(fixture, library, slots));
   console.log(JSON.stringify(outcomes));
 }
 
@@ -109,7 +112,7 @@ function mutated(root: string, { name, edits }: Mutation): Map<string, string> {
     if (count !== 1) {
       throw new Error(
         `mutation ${name} no longer applies: ${file} has ${count} times ${JSON.stringify(from)}, ` +
-          "expected once; adapt tests/golden/mutations.ts",
+          "expected once; adapt tests/golden/mutations",
       );
     }
     texts.set(
@@ -132,18 +135,20 @@ function copyTree(): string {
 }
 
 /** Runs the golden check in the copy as it stands. */
-async function checkCopy(copy: string, { name, slots }: Mutation): Promise<Outcomes> {
-  const child = Bun.spawn(
-    [process.execPath, SELF, "--report", ...(slots === undefined ? [] : ["--slots", `${slots}`])],
-    {
-      cwd: copy,
-      // A library of somebody else's would not have the mutation.
-      env: { ...process.env, MFERENCE_BUILD_DIR: join(copy, "build"), MFERENCE_LIBRARY: "" },
-      stdout: "pipe",
-      stderr: "pipe",
-      timeout: CHECK_MS_MAX,
-    },
-  );
+async function checkCopy(
+  copy: string,
+  fixtures: readonly string[],
+  { name, slots }: Mutation,
+): Promise<Outcomes> {
+  const options = slots === undefined ? [] : ["--slots", `${slots}`];
+  const child = Bun.spawn([process.execPath, SELF, "--report", ...options, ...fixtures], {
+    cwd: copy,
+    // A library of somebody else's would not have the mutation.
+    env: { ...process.env, MFERENCE_BUILD_DIR: join(copy, "build"), MFERENCE_LIBRARY: "" },
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: CHECK_MS_MAX,
+  });
   const [stdout, stderr, status] = await Promise.all([
     new Response(child.stdout).text(),
     new Response(child.stderr).text(),
@@ -156,14 +161,18 @@ async function checkCopy(copy: string, { name, slots }: Mutation): Promise<Outco
 }
 
 /** Applies a mutation to the copy, checks, and takes it back. */
-async function tryMutation(copy: string, mutation: Mutation): Promise<Outcomes> {
+async function tryMutation(
+  copy: string,
+  fixtures: readonly string[],
+  mutation: Mutation,
+): Promise<Outcomes> {
   const texts = mutated(copy, mutation);
   const originals = [...texts.keys()].map(
     (file) => [file, readFileSync(join(copy, file), "utf8")] as const,
   );
   try {
     for (const [file, text] of texts) writeFileSync(join(copy, file), text);
-    return await checkCopy(copy, mutation);
+    return await checkCopy(copy, fixtures, mutation);
   } finally {
     for (const [file, text] of originals) writeFileSync(join(copy, file), text);
   }
@@ -194,11 +203,9 @@ function row({ title, edits }: Mutation, outcomes: Outcomes): string {
   return `| ${cells.join(" | ")} |`;
 }
 
-/** True when every mutation was noticed. */
-async function run(chosen: readonly Mutation[]): Promise<boolean> {
-  setPriority(NICENESS);
-  const copy = copyTree();
-  const unchanged = await tryMutation(copy, UNCHANGED);
+/** The table of one family's mutations; the names of those that went unnoticed. */
+async function run(copy: string, { fixtures, mutations }: MutationList): Promise<string[]> {
+  const unchanged = await tryMutation(copy, fixtures, UNCHANGED);
   console.log("| mutation | where | fixtures that fail | worst stage (fed) | excess | logits |");
   console.log("| --- | --- | --- | --- | --- | --- |");
   console.log(row(UNCHANGED, unchanged));
@@ -207,30 +214,35 @@ async function run(chosen: readonly Mutation[]): Promise<boolean> {
   }
   const unnoticed: string[] = [];
   const sentences: string[] = [];
-  for (const mutation of chosen) {
-    const outcomes = await tryMutation(copy, mutation);
+  for (const mutation of mutations) {
+    const outcomes = await tryMutation(copy, fixtures, mutation);
     console.log(row(mutation, outcomes));
     if (outcomes.every(({ passed }) => passed)) unnoticed.push(mutation.name);
     const stopped = outcomes.flatMap((outcome) => outcome.stopped ?? [])[0];
     if (stopped !== undefined) sentences.push(`${mutation.name} stopped: ${stopped}`);
   }
   if (sentences.length > 0) console.log(`\n${sentences.join("\n")}`);
-  console.log(`\n${chosen.length} mutations, ${unnoticed.length} unnoticed`);
-  for (const name of unnoticed) console.error(`unnoticed: ${name}`);
-  return unnoticed.length === 0;
+  console.log(`\n${mutations.length} mutations, ${unnoticed.length} unnoticed\n`);
+  return unnoticed;
 }
 
-function choose(names: readonly string[]): readonly Mutation[] {
-  if (names.length === 0) return mutations;
-  return names.map((wanted) => {
-    const found = mutations.find(({ name }) => name === wanted);
-    if (found === undefined) throw new Error(`unknown mutation ${wanted}: --list shows all`);
-    return found;
-  });
+/** The lists with the mutations of these names only; all without names. */
+function choose(names: readonly string[]): readonly MutationList[] {
+  const all = new Set(mutationLists.flatMap((list) => list.mutations.map(({ name }) => name)));
+  const unknown = names.find((name) => !all.has(name));
+  if (unknown !== undefined) throw new Error(`unknown mutation ${unknown}: --list shows all`);
+  if (names.length === 0) return mutationLists;
+  return mutationLists
+    .map(({ fixtures, mutations }) => ({
+      fixtures,
+      mutations: mutations.filter(({ name }) => names.includes(name)),
+    }))
+    .filter(({ mutations }) => mutations.length > 0);
 }
 
 async function main(): Promise<number> {
-  const { values } = parseArgs({
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
     options: {
       list: { type: "boolean", default: false },
       only: { type: "string", multiple: true, default: [] },
@@ -239,17 +251,23 @@ async function main(): Promise<number> {
     },
   });
   if (values.report) {
-    await report(values.slots === undefined ? undefined : Number(values.slots));
+    await report(positionals, values.slots === undefined ? undefined : Number(values.slots));
     return 0;
   }
-  const chosen = choose(values.only);
+  const lists = choose(values.only);
+  const chosen = lists.flatMap(({ mutations }) => mutations);
   // All at once and before anything is built: a stale one must not cost minutes.
   for (const mutation of chosen) mutated(ROOT, mutation);
   if (values.list) {
-    for (const { name, title } of chosen) console.log(`${name.padEnd(20)} ${title}`);
+    for (const { name, title } of chosen) console.log(`${name.padEnd(24)} ${title}`);
     return 0;
   }
-  return (await run(chosen)) ? 0 : 1;
+  setPriority(NICENESS);
+  const copy = copyTree();
+  const unnoticed: string[] = [];
+  for (const list of lists) unnoticed.push(...(await run(copy, list)));
+  for (const name of unnoticed) console.error(`unnoticed: ${name}`);
+  return unnoticed.length === 0 ? 0 : 1;
 }
 
 try {

@@ -6,6 +6,7 @@
 #include "common/group.h"
 #include "common/matrix_product.h"
 #include "common/numbers.h"
+#include "common/sigmoid.h"
 #include "common/vector_product.h"
 using namespace metal;
 
@@ -249,4 +250,20 @@ kernel void routed_reduce(device const float *experts [[buffer(MF_ROUTED_REDUCE_
   float sum = 0.0f;
   for (uint k = 0; k < p.K; k++) sum = fma(weights[first + k], experts[(first + k) * p.D + d], sum);
   y[ulong(t) * p.D + d] = sum;
+}
+
+// y[t, d] = routed[t, d] + shared[t, d] / (1 + exp(-gate[t]))
+// A thread for each component; the grid is (components in blocks of 256, tokens). Tolerance 1e-6 and 2e-6 of the
+// largest value.
+[[max_total_threads_per_threadgroup(256)]]
+kernel void gated_shared(device const float *routed [[buffer(MF_GATED_SHARED_ROUTED)]],
+                         device const float *shared [[buffer(MF_GATED_SHARED_SHARED)]],
+                         device const float *gate [[buffer(MF_GATED_SHARED_GATE)]],
+                         device float *y [[buffer(MF_GATED_SHARED_Y)]],
+                         constant mf_gated_shared_params &p [[buffer(MF_GATED_SHARED_PARAMS)]],
+                         uint3 position [[thread_position_in_grid]]) {
+  const uint d = position.x;
+  if (d >= p.D) return;
+  const ulong at = ulong(position.y) * p.D + d;
+  y[at] = fma(sigmoid(gate[position.y]), shared[at], routed[at]);
 }

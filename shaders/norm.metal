@@ -30,6 +30,28 @@ kernel void rms_norm(device const float *x [[buffer(MF_RMS_NORM_X)]],
   for (uint d = at.index; d < p.D; d += at.threads) out[d] = row[d] * factor * from_bf16(weight[d]);
 }
 
+// x[t] += branch[t]; y[t] = N(x[t]; weight)
+// Tolerance 1e-6 and 2e-6 of the largest value.
+[[max_total_threads_per_threadgroup(256)]]
+kernel void residual_norm(device float *x [[buffer(MF_RESIDUAL_NORM_X)]],
+                          device const float *branch [[buffer(MF_RESIDUAL_NORM_BRANCH)]],
+                          device const ushort *weight [[buffer(MF_RESIDUAL_NORM_WEIGHT)]],
+                          device float *y [[buffer(MF_RESIDUAL_NORM_Y)]],
+                          constant mf_residual_norm_params &p [[buffer(MF_RESIDUAL_NORM_PARAMS)]],
+                          uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  threadgroup float partial[SIMDGROUPS_MAX];
+  const place at = PLACE();
+  const ulong row = ulong(group.x) * p.D;
+  float squares = 0.0f;
+  for (uint d = at.index; d < p.D; d += at.threads) {
+    const float sum = x[row + d] + branch[row + d];
+    x[row + d] = sum;
+    squares = fma(sum, sum, squares);
+  }
+  const float factor = inverse_rms(group_sum(squares, partial, at), p.D, p.eps);
+  for (uint d = at.index; d < p.D; d += at.threads) y[row + d] = x[row + d] * factor * from_bf16(weight[d]);
+}
+
 // x[t] += N(branch[t]; postNorm); shared[t] = N(x[t]; sharedNorm); routed[t] = N(x[t]; routedNorm);
 // router[t, d] = x[t, d] * rsqrt(mean_d(x[t]^2) + eps) * routerScale[d] * routerFactor
 // Tolerance 1e-6 and 2e-6 of the largest value.

@@ -2,6 +2,7 @@
 #include "../include/mf_kernels.gen.h"
 #include "common/group.h"
 #include "common/numbers.h"
+#include "common/sigmoid.h"
 using namespace metal;
 
 // Cosine and sine of an angle from 0 to a million. The multiple of pi / 2 is taken off in three parts by
@@ -63,12 +64,13 @@ static inline void write_head(device const float *from, device const ushort *wei
   for (uint i = 2 * N + lane; i < p.Dh; i += 32) to[i] = E(from[i] * factor * from_bf16(weight[i]));
 }
 
-// The values' heads: a norm without weights, nothing rotates.
+// The values' heads: a norm without weights or none, nothing rotates.
 template <typename E, typename P>
-static inline void write_value(device const float *from, device E *to, constant P &p, uint lane) {
+static inline void write_value(device const float *from, device E *to, bool is_normed, constant P &p, uint lane) {
   float squares = 0.0f;
   for (uint i = lane; i < p.Dh; i += 32) squares = fma(from[i], from[i], squares);
-  const float factor = precise::rsqrt(simd_sum(squares) / float(p.Dh) + p.eps);
+  const float norm = precise::rsqrt(simd_sum(squares) / float(p.Dh) + p.eps);
+  const float factor = is_normed ? norm : 1.0f;
   for (uint i = lane; i < p.Dh; i += 32) to[i] = E(from[i] * factor);
 }
 
@@ -82,6 +84,7 @@ struct qkv_buffers {
   device const float *table;
   device E *keys;
   device E *values;
+  bool norms_values;
 };
 
 // Parameters that make no sense: queries become NaN, and the cache stays as it is.
@@ -111,12 +114,12 @@ static inline void epilogue_head(qkv_buffers<E> b, uint head, uint t, constant P
   if (head < p.H + p.Hkv) {
     write_head(b.k + from, b.k_norm, pairs, b.keys + to, p.N, p, lane);
   } else {
-    write_value(b.v + from, b.values + to, p, lane);
+    write_value(b.v + from, b.values + to, b.norms_values, p, lane);
   }
 }
 
-// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); values[slot, g] = N(v[t, g]; 1);
-// slot = (position + t) mod R; component i pairs with i + N.
+// q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm));
+// values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R; component i pairs with i + N.
 // Sources: arXiv 1910.07467, arXiv 2104.09864. A SIMD-group for each head; the grid is (heads in fours,
 // tokens). Tolerance 1e-6 and 3e-6 of the largest value.
 [[max_total_threads_per_threadgroup(128)]]
@@ -133,7 +136,7 @@ kernel void qkv_epilogue_f32(device float *q [[buffer(MF_QKV_EPILOGUE_F32_Q)]],
   const place at = PLACE();
   const uint head = group.x * at.simdgroups + at.simdgroup;
   if (head >= p.H + 2 * p.Hkv) return;
-  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values, true};
   epilogue_head(buffers, head, group.y, p, at.lane);
 }
 
@@ -152,6 +155,68 @@ kernel void qkv_epilogue_f16(device float *q [[buffer(MF_QKV_EPILOGUE_F16_Q)]],
   const place at = PLACE();
   const uint head = group.x * at.simdgroups + at.simdgroup;
   if (head >= p.H + 2 * p.Hkv) return;
-  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values};
+  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values, true};
   epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+// The same for models whose values have no norm: values[slot, g] = v[t, g].
+[[max_total_threads_per_threadgroup(128)]]
+kernel void qk_epilogue_f32(device float *q [[buffer(MF_QK_EPILOGUE_F32_Q)]],
+                             device const float *k [[buffer(MF_QK_EPILOGUE_F32_K)]],
+                             device const float *v [[buffer(MF_QK_EPILOGUE_F32_V)]],
+                             device const ushort *q_norm [[buffer(MF_QK_EPILOGUE_F32_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QK_EPILOGUE_F32_K_NORM)]],
+                             device const float *table [[buffer(MF_QK_EPILOGUE_F32_TABLE)]],
+                             device float *keys [[buffer(MF_QK_EPILOGUE_F32_KEYS)]],
+                             device float *values [[buffer(MF_QK_EPILOGUE_F32_VALUES)]],
+                             constant mf_qk_epilogue_f32_params &p [[buffer(MF_QK_EPILOGUE_F32_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<float> buffers = {q, k, v, q_norm, k_norm, table, keys, values, false};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+[[max_total_threads_per_threadgroup(128)]]
+kernel void qk_epilogue_f16(device float *q [[buffer(MF_QK_EPILOGUE_F16_Q)]],
+                             device const float *k [[buffer(MF_QK_EPILOGUE_F16_K)]],
+                             device const float *v [[buffer(MF_QK_EPILOGUE_F16_V)]],
+                             device const ushort *q_norm [[buffer(MF_QK_EPILOGUE_F16_Q_NORM)]],
+                             device const ushort *k_norm [[buffer(MF_QK_EPILOGUE_F16_K_NORM)]],
+                             device const float *table [[buffer(MF_QK_EPILOGUE_F16_TABLE)]],
+                             device half *keys [[buffer(MF_QK_EPILOGUE_F16_KEYS)]],
+                             device half *values [[buffer(MF_QK_EPILOGUE_F16_VALUES)]],
+                             constant mf_qk_epilogue_f16_params &p [[buffer(MF_QK_EPILOGUE_F16_PARAMS)]],
+                             uint3 group [[threadgroup_position_in_grid]], PLACE_ARGUMENTS) {
+  const place at = PLACE();
+  const uint head = group.x * at.simdgroups + at.simdgroup;
+  if (head >= p.H + 2 * p.Hkv) return;
+  const qkv_buffers<half> buffers = {q, k, v, q_norm, k_norm, table, keys, values, false};
+  epilogue_head(buffers, head, group.y, p, at.lane);
+}
+
+// q[t, h] = pairs[t, h, 0]. A thread for each component; the grid is (components in blocks of 256, tokens). Exact.
+[[max_total_threads_per_threadgroup(256)]]
+kernel void split_gate(device const float *pairs [[buffer(MF_SPLIT_GATE_PAIRS)]],
+                       device float *q [[buffer(MF_SPLIT_GATE_Q)]],
+                       constant mf_split_gate_params &p [[buffer(MF_SPLIT_GATE_PARAMS)]],
+                       uint3 position [[thread_position_in_grid]]) {
+  const uint i = position.x;
+  if (i >= p.H * p.Dh) return;
+  const ulong row = ulong(position.y) * p.H * p.Dh;
+  q[row + i] = pairs[2 * row + 2 * (i / p.Dh) * p.Dh + i % p.Dh];
+}
+
+// y[t, h, d] = y[t, h, d] / (1 + exp(-pairs[t, h, 1, d])). The same grid. Tolerance 1e-6 and 2e-6 of the largest
+// value. Source: arXiv 2505.06708, section 3.
+[[max_total_threads_per_threadgroup(256)]]
+kernel void output_gate(device const float *pairs [[buffer(MF_OUTPUT_GATE_PAIRS)]],
+                        device float *y [[buffer(MF_OUTPUT_GATE_Y)]],
+                        constant mf_output_gate_params &p [[buffer(MF_OUTPUT_GATE_PARAMS)]],
+                        uint3 position [[thread_position_in_grid]]) {
+  const uint i = position.x;
+  if (i >= p.H * p.Dh) return;
+  const ulong row = ulong(position.y) * p.H * p.Dh;
+  y[row + i] *= sigmoid(pairs[2 * row + (2 * (i / p.Dh) + 1) * p.Dh + i % p.Dh]);
 }

@@ -292,8 +292,7 @@ function write(): void {
   checkSpace(path.dirname(file), bytes + SPARE_BYTES, systemIo);
   fs.writeFileSync(stamp, JSON.stringify({ version: 1, overlap, seed: flags.seed, layerCount }));
   const random = fractions(`${flags.seed}/marks`);
-  const { hiddenSize, vocabSize, numExperts, topKExperts: topK } = A;
-  const marks = markIds({ hiddenSize, vocabSize, numExperts, topK }, overlap, random);
+  const marks = markIds(A, overlap, random);
   const target = createTarget(unfinished, systemIo);
   sizeTarget(target, bytes, systemIo);
   writeAll(target, header, 0, systemIo);

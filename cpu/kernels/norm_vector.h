@@ -45,6 +45,21 @@ void MF_ON_PATH(rms_norm)(const mf_task *task) {
   }
 }
 
+void MF_ON_PATH(residual_norm)(const mf_task *task) {
+  const mf_residual_norm_params *p = task->params;
+  const uint16_t *weight = task->buffers[MF_RESIDUAL_NORM_WEIGHT];
+  for (uint32_t t; (t = mf_take(task, 0, p->T)) < p->T;) {
+    const size_t at = (size_t)t * p->D;
+    float *x = (float *)task->buffers[MF_RESIDUAL_NORM_X] + at;
+    const float *branch = (const float *)task->buffers[MF_RESIDUAL_NORM_BRANCH] + at;
+    for (uint32_t i = 0; i < p->D; i += VF) {
+      vf_store_some(x + i, vf_load_some(x + i, p->D - i) + vf_load_some(branch + i, p->D - i), p->D - i);
+    }
+    const float factor = inverse_rms(sum_squares(x, p->D), p->D, p->eps);
+    scale_row(x, factor, weight, (float *)task->buffers[MF_RESIDUAL_NORM_Y] + at, p->D);
+  }
+}
+
 void MF_ON_PATH(sandwich_setup)(const mf_task *task) {
   const mf_sandwich_setup_params *p = task->params;
   void *const *bound = task->buffers;

@@ -1,5 +1,6 @@
-// Rotary tables.
+// Rotary tables, and what parts gated heads.
 #include <math.h>
+#include <string.h>
 
 #include "../mf_cpu.h"
 
@@ -22,6 +23,17 @@ void mf_k_rope_table(const mf_task *task) {
       float *pair = table + 2 * ((size_t)t * p->N + n);
       pair[0] = (float)cos((double)angle);
       pair[1] = (float)sin((double)angle);
+    }
+  }
+}
+
+void mf_k_split_gate(const mf_task *task) {
+  const mf_split_gate_params *p = task->params;
+  const float *pairs = task->buffers[MF_SPLIT_GATE_PAIRS];
+  float *q = task->buffers[MF_SPLIT_GATE_Q];
+  for (uint32_t t; (t = mf_take(task, 0, p->T)) < p->T;) {
+    for (size_t head = (size_t)t * p->H; head < (size_t)(t + 1) * p->H; head++) {
+      memcpy(q + head * p->Dh, pairs + head * 2 * p->Dh, p->Dh * sizeof *q);
     }
   }
 }

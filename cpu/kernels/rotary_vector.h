@@ -43,12 +43,18 @@ MF_INLINE void write_head(const mf_head *h, void *out, bool is_half) {
   for (uint32_t i = 2 * N; i < h->Dh; i += VF) put(out, is_half, i, normed(h, i, h->Dh - i), h->Dh - i);
 }
 
-// The parameters of both kernels are laid out alike.
+// Parameters and buffers of all four kernels are laid out alike.
 typedef mf_qkv_epilogue_f32_params mf_qkv_params;
 
 // Heads 0 .. H - 1 are queries, then Hkv keys, then Hkv values. `pairs` holds N cosines, then N sines.
+typedef struct {
+  bool is_half;
+  bool norms_values;
+} mf_epilogue;
+
 MF_INLINE void epilogue_head(const mf_task *task, uint32_t t, uint32_t head, const float *pairs,
-                             bool is_half) {
+                             mf_epilogue kind) {
+  const bool is_half = kind.is_half;
   const mf_qkv_params *p = task->params;
   void *const *bound = task->buffers;
   const size_t element_bytes = is_half ? 2 : 4;
@@ -60,7 +66,8 @@ MF_INLINE void epilogue_head(const mf_task *task, uint32_t t, uint32_t head, con
                                        : MF_QKV_EPILOGUE_F32_V];
   source += ((size_t)t * (is_query ? p->H : p->Hkv) + g) * p->Dh;
   mf_head h = {source, NULL, pairs, pairs + p->N, p->Dh, 0, vf_splat(0)};
-  h.factor = vf_splat(inverse_rms(sum_squares(source, p->Dh), p->Dh, p->eps));
+  const bool is_normed = is_query || is_key || kind.norms_values;
+  h.factor = vf_splat(is_normed ? inverse_rms(sum_squares(source, p->Dh), p->Dh, p->eps) : 1.0f);
   if (is_query || is_key) {
     h.weight = bound[is_query ? MF_QKV_EPILOGUE_F32_Q_NORM : MF_QKV_EPILOGUE_F32_K_NORM];
     h.N = p->N;
@@ -87,7 +94,7 @@ static void part_table(const mf_task *task, uint32_t t, float *pairs) {
   }
 }
 
-MF_INLINE void epilogue(const mf_task *task, bool is_half) {
+MF_INLINE void epilogue(const mf_task *task, mf_epilogue kind) {
   const mf_qkv_params *p = task->params;
   if (p->T > p->R || 2 * (uint64_t)p->N > p->Dh) {
     mf_fail(task, "qkv_epilogue: %u rows do not fit a cache of %u, or %u pairs a head of %u", p->T, p->R,
@@ -102,11 +109,13 @@ MF_INLINE void epilogue(const mf_task *task, bool is_half) {
     const uint32_t first = unit % units * HEADS_PER_UNIT;
     part_table(task, unit / units, pairs);
     for (uint32_t head = first; head < heads && head < first + HEADS_PER_UNIT; head++) {
-      epilogue_head(task, unit / units, head, pairs, is_half);
+      epilogue_head(task, unit / units, head, pairs, kind);
     }
   }
 }
 
-void MF_ON_PATH(qkv_epilogue_f32)(const mf_task *task) { epilogue(task, false); }
-void MF_ON_PATH(qkv_epilogue_f16)(const mf_task *task) { epilogue(task, true); }
+void MF_ON_PATH(qkv_epilogue_f32)(const mf_task *task) { epilogue(task, (mf_epilogue){false, true}); }
+void MF_ON_PATH(qkv_epilogue_f16)(const mf_task *task) { epilogue(task, (mf_epilogue){true, true}); }
+void MF_ON_PATH(qk_epilogue_f32)(const mf_task *task) { epilogue(task, (mf_epilogue){false, false}); }
+void MF_ON_PATH(qk_epilogue_f16)(const mf_task *task) { epilogue(task, (mf_epilogue){true, false}); }
 #endif

@@ -12,7 +12,16 @@
   X(routed_reduce)            \
   X(argmax)                   \
   X(softcap)                  \
-  X(candidates)
+  X(candidates)               \
+  X(residual_norm)            \
+  X(qk_epilogue_f32)          \
+  X(qk_epilogue_f16)          \
+  X(output_gate)              \
+  X(causal_conv)              \
+  X(delta_prepare)            \
+  X(gated_delta)              \
+  X(gated_norm)               \
+  X(gated_shared)
 
 #if defined(__x86_64__)
 #define DEFINE(name)                                         \

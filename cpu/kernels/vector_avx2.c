@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #define MF_PATH_AVX2
 #include "attention_vector.h"
+#include "delta_vector.h"
 #include "norm_vector.h"
 #include "rotary_vector.h"
 #include "router_vector.h"

@@ -2,6 +2,7 @@
 #if defined(__aarch64__)
 #define MF_PATH_NEON
 #include "attention_vector.h"
+#include "delta_vector.h"
 #include "norm_vector.h"
 #include "rotary_vector.h"
 #include "router_vector.h"

@@ -23,7 +23,8 @@ export const install = declareCommand({
     model: {
       type: "positional",
       required: false,
-      description: '"demo" for the bundled checkpoint, or a name that "mference models" lists',
+      description:
+        '"demo" or "demo-..." for a bundled checkpoint, or a name that "mference models" lists',
     },
     source: {
       type: "string",
@@ -48,7 +49,7 @@ export const install = declareCommand({
 });
 
 export type InstallRequest =
-  | { readonly kind: "demo" }
+  | { readonly kind: "demo"; readonly name: string }
   | {
       readonly kind: "folder";
       readonly source: string;
@@ -62,6 +63,9 @@ export type InstallRequest =
       readonly base: URL;
       readonly source: RemoteSource;
     };
+
+/** Names of checkpoints that come with the program. */
+const DEMO = /^demo(-|$)/i;
 
 /**
  * What is to be installed.
@@ -97,11 +101,11 @@ export function readRequest(values: Values): InstallRequest {
   if (digest !== undefined) {
     throw new MferenceError("usage.flag", "--index-sha256 goes with --source");
   }
-  if (model.toLowerCase() !== "demo") {
+  if (!DEMO.test(model)) {
     return { kind: "named", model, ...(name === undefined ? {} : { name }) };
   }
-  if (name === undefined) return { kind: "demo" };
-  throw new MferenceError("usage.flag", "the demo has its name; --name goes with other models");
+  if (name === undefined) return { kind: "demo", name: model.toLowerCase() };
+  throw new MferenceError("usage.flag", "a demo has its name; --name goes with other models");
 }
 
 /** `https://huggingface.co/owner/name`, with `/tree/REVISION` behind it or not. */
@@ -155,7 +159,7 @@ async function installRequest(
   };
   switch (request.kind) {
     case "demo":
-      return await (await import("../install/demo.ts")).installDemo(options);
+      return await (await import("../install/demo.ts")).installDemo({ ...request, ...options });
     case "folder": {
       const { installLocal } = await import("../install/install.ts");
       const installed = await installLocal({ ...request, ...options });
@@ -284,7 +288,7 @@ async function previewOf(request: InstallRequest, context: InstallContext): Prom
   if (request.kind === "folder") return await previewLocal(request.source, signal);
   if (request.kind === "demo") {
     const { demoSource } = await import("../install/demo.ts");
-    return await previewLocal(demoSource(), signal);
+    return await previewLocal(demoSource(request.name), signal);
   }
   if (values["offline"] === true) {
     throw new MferenceError(

@@ -3,7 +3,7 @@
  * here is re-entrant.
  */
 import type { CheckpointPin } from "../families/family.ts";
-import { openText, type Text } from "../text/index.ts";
+import { openText, type Text, textParameters } from "../text/index.ts";
 import type { AssistantEvent } from "../text/assistant-decoder.ts";
 import { decode } from "../text/detokenizer.ts";
 import { MferenceError } from "../util/errors.ts";
@@ -39,7 +39,7 @@ export class Engine {
 
   private constructor(model: Model, text: Text | undefined, loadSeconds: number) {
     this.model = model;
-    this.session = new Session(model);
+    this.session = new Session(model, text?.tokenizer.vocabularySize);
     this.#text = text;
     this.#conversation = text?.canChat === true ? new Conversation(text) : undefined;
     this.#loadSeconds = loadSeconds;
@@ -179,7 +179,7 @@ export class Engine {
     const result = await complete(this.session, {
       ...this.#common(request, { ...handlers, onEvent }),
       promptIds,
-      decoder: text.assistantDecoder({ toolNames, promptIds }),
+      decoder: text.assistantDecoder({ toolNames, isText: textParameters(chat.tools), promptIds }),
     });
     this.#conversation?.finish(chat, promptIds, { ...result, ...answer });
     return result;

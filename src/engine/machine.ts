@@ -18,6 +18,7 @@ import {
   WEIGHTS_FILE,
 } from "../format/paths.ts";
 import { kvBytes } from "../kv/plan.ts";
+import { recurrentBytes, SNAPSHOTS_MAX } from "../kv/recurrent.ts";
 import { Device, type DeviceInfo } from "../native/device.ts";
 import { PRECISIONS } from "../ops/ops.ts";
 import { env } from "../util/env.ts";
@@ -57,7 +58,9 @@ export function modelNeeds(directory: string): ModelNeeds {
   const elementBytes = PRECISIONS.fast.kvDtype === "f16" ? 2 : 4;
   return {
     commonBytes: manifest.files[WEIGHTS_FILE]?.size ?? 0,
-    kvBytes: kvBytes(shape.kvLayers, extent, elementBytes),
+    kvBytes:
+      kvBytes(shape.kvLayers, extent, elementBytes) +
+      (1 + SNAPSHOTS_MAX) * recurrentBytes(shape.recurrentLayers ?? []),
     slotBytes: Math.ceil(expertBytes / shape.expertCount),
     expertCount: shape.expertCount,
     expertsPerToken: shape.expertsPerToken,

@@ -277,7 +277,8 @@ export async function loadModel(options: ModelOptions): Promise<Model> {
     watch.check();
     const { contextRows, chunkRows, slots } = sizes;
     const dtype = precision.kvDtype;
-    const kv = own(new KvCache(device, { layers: shape.kvLayers, contextRows, chunkRows, dtype }));
+    const { kvLayers: layers, recurrentLayers: recurrent } = shape;
+    const kv = own(new KvCache(device, { layers, recurrent, contextRows, chunkRows, dtype }));
     const store = own(openStore(device, opened, slots, options));
     const guard = new MemoryGuard(store, sizes.needs);
     const { hiddenSize, expertWidth, expertCount, expertsPerToken: perToken, activation } = shape;

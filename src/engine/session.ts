@@ -28,11 +28,13 @@ export class Session {
   #complete = 0;
   #fault: MferenceError | undefined;
 
-  constructor(model: Model) {
+  /** `tokenCount`: ids from there on pad the vocabulary and are never chosen. */
+  constructor(model: Model, tokenCount = model.shape.vocabSize) {
     this.model = model;
+    const { logits } = model.forward;
     this.#head = new Head({
       stream: model.stream,
-      logits: model.forward.logits,
+      logits: { ...logits, columns: Math.min(logits.columns, tokenCount), rows: 1 },
       finalSoftcap: model.shape.finalSoftcap,
       contextRows: model.kv.contextRows,
     });
@@ -66,6 +68,9 @@ export class Session {
         const chunk = ids.subarray(done, done + chunkRows);
         const isLast = done + chunk.length === ids.length;
         const wanted = head === "last" && !isLast ? "none" : head;
+        // Copies of states are made on an idle device.
+        if (model.kv.hasStates && chunk.length > 1) this.#settle();
+        model.kv.begin(chunk.length, done === 0);
         await this.#run(chunk, wanted, options.tap);
         onChunk?.(done + chunk.length);
       }
@@ -76,7 +81,7 @@ export class Session {
   async choose(choice: Choice): Promise<number> {
     return await this.#guard(() => {
       const id = this.#head.choose(choice);
-      this.#complete = this.model.kv.cursor;
+      this.#finished();
       return Promise.resolve(id);
     });
   }
@@ -89,12 +94,10 @@ export class Session {
     let common = 0;
     const most = Math.min(this.#ids.length, ids.length - 1);
     while (common < most && this.#ids[common] === ids[common]) common += 1;
-    if (this.#fault !== undefined || !this.model.kv.canRewind(common)) {
-      this.reset();
-      return 0;
-    }
-    this.#goBack(common);
-    return common;
+    const kept = this.#fault === undefined ? this.model.kv.restorable(common) : 0;
+    if (kept === 0) this.reset();
+    else this.#goBack(kept);
+    return kept;
   }
 
   /** Forgets everything; the only way out of a poisoned session. */
@@ -115,7 +118,6 @@ export class Session {
     assert(head !== "all" || ids.length <= forward.logits.rows, "the logits of a chunk fit");
     this.model.checkMapped();
     const position = kv.cursor;
-    kv.begin(ids.length);
     await forward.run({ ids, position, head, tap });
     await experts.settle();
     kv.advance(ids.length);
@@ -123,7 +125,20 @@ export class Session {
     // The head's passes join the open list; without a head the chunk is completed here.
     if (head !== "none") return;
     stream.flush();
-    this.#complete = kv.cursor;
+    this.#finished();
+  }
+
+  /** Waits for everything recorded, if anything may still run. */
+  #settle(): void {
+    if (this.#complete === this.model.kv.cursor) return;
+    this.model.stream.flush();
+    this.#finished();
+  }
+
+  /** The device has certainly finished everything up to the cursor. */
+  #finished(): void {
+    this.#complete = this.model.kv.cursor;
+    this.model.kv.settle();
   }
 
   #check(ids: Uint32Array): void {
@@ -181,8 +196,9 @@ export class Session {
     if (error instanceof MferenceError && error.code === "native.cancelled") {
       // What was under way was skipped; its rows are written again. That is one chunk at most, which
       // rings hold, unless the caller let several calls pass without choosing.
-      if (kv.canRewind(this.#complete)) this.#goBack(this.#complete);
-      else this.reset();
+      const kept = kv.restorable(this.#complete);
+      if (kept === 0) this.reset();
+      else this.#goBack(kept);
       return;
     }
     this.#fault =

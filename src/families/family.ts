@@ -6,6 +6,7 @@ import type { Arch, QuantSlot, QuantSlotName, QuantWidths } from "../format/mani
 import type { Quantization } from "../format/quant.ts";
 import type { KvCache } from "../kv/cache.ts";
 import type { KvShape } from "../kv/plan.ts";
+import type { RecurrentShape } from "../kv/recurrent.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
 import type { Tensor } from "../ops/tensor.ts";
 import type { Weights } from "../ops/weights.ts";
@@ -62,8 +63,10 @@ export interface ModelShape {
   readonly hiddenSize: number;
   /** Positions the model was made for. */
   readonly contextMax: number;
-  /** Keys and values of each layer. */
-  readonly kvLayers: readonly KvShape[];
+  /** Keys and values of each layer; undefined for one that has none. */
+  readonly kvLayers: readonly (KvShape | undefined)[];
+  /** States of each layer; undefined for one that has none, absent where no layer has. */
+  readonly recurrentLayers?: readonly (RecurrentShape | undefined)[];
   readonly expertWidth: number;
   readonly expertCount: number;
   readonly expertsPerToken: number;

@@ -6,6 +6,7 @@ import type { CheckpointPin, Family } from "../families/family.ts";
 import { parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE } from "../format/paths.ts";
+import { bundledNames } from "./demo.ts";
 import { checkModelName, modelsHome, packageDirectory } from "./home.ts";
 
 /** The checkpoints that can be installed by their names. Asks no server. */
@@ -36,7 +37,7 @@ export function pinNamed(name: string): CatalogueEntry {
   const entries = catalogue();
   const found = entries.find(({ pin }) => pin.name.toLowerCase() === name.toLowerCase());
   if (found !== undefined) return found;
-  const names = ["demo", ...entries.map(({ pin }) => pin.name)].join(", ");
+  const names = [...bundledNames(), ...entries.map(({ pin }) => pin.name)].join(", ");
   throw new MferenceError(
     "usage.value",
     `unknown model "${name}"; the names are ${names}; a checkpoint of your own is installed with --source`,

@@ -1,5 +1,7 @@
 import fs from "node:fs";
 import path from "node:path";
+import type { Family } from "../families/family.ts";
+import { allFamilies } from "../families/index.ts";
 import { embedded, withCopies } from "../util/embedded.ts";
 import { MferenceError } from "../util/errors.ts";
 import { MANIFEST_FILE } from "../format/paths.ts";
@@ -7,20 +9,39 @@ import { checkCancelled } from "./copy.ts";
 import { modelsHome, packageDirectory } from "./home.ts";
 import { installLocal, type Installed, type InstallOptions } from "./install.ts";
 
-/** The checkpoint that comes with the program, and the wait of a second first run for the first. */
+/** The checkpoint that a first run installs by itself. */
 export const DEMO_NAME = "demo";
 
+/** How often a second first run looks whether the first is done. */
 const WAIT_MS = 100;
 
-export type DemoOptions = Omit<InstallOptions, "source" | "name">;
+export type DemoOptions = Omit<InstallOptions, "source" | "name"> & {
+  /** One of `bundledNames()`. */
+  readonly name?: string;
+};
+
+/** The checkpoints that come with the program, by their names. */
+export function bundledNames(): readonly string[] {
+  return allFamilies().flatMap(({ sources }: Pick<Family<unknown>, "sources">) =>
+    sources.flatMap(({ name, remote }) => (remote === undefined ? [name] : [])),
+  );
+}
 
 /**
- * The folder of the bundled checkpoint.
+ * The folder of a bundled checkpoint.
  *
- * @throws MferenceError "install.source" when this copy of the program has none
+ * @throws MferenceError "usage.value" for a name that none has, "install.source" when this copy of the
+ *   program lacks it
  */
-export function demoSource(): string {
-  const directory = path.resolve(import.meta.dir, "../../models/demo");
+export function demoSource(name = DEMO_NAME): string {
+  const names = bundledNames();
+  if (!names.includes(name)) {
+    throw new MferenceError(
+      "usage.value",
+      `"${name}" does not come with the program; ${names.join(" and ")} do`,
+    );
+  }
+  const directory = path.resolve(import.meta.dir, "../../models", name);
   if (fs.existsSync(path.join(directory, "model.safetensors"))) return directory;
   throw new MferenceError(
     "install.source",
@@ -29,24 +50,25 @@ export function demoSource(): string {
 }
 
 /** Runs `use` with a folder of the checkpoint: the program's own for that time, else the repository's. */
-async function withDemoSource<T>(use: (source: string) => Promise<T>): Promise<T> {
+async function withDemoSource<T>(name: string, use: (source: string) => Promise<T>): Promise<T> {
   const carried = embedded();
-  if (carried === undefined) return await use(demoSource());
-  const files = carried.files["demo"];
+  if (carried === undefined) return await use(demoSource(name));
+  const files = carried.files[name];
   if (files !== undefined) return await withCopies(files, use);
   throw new MferenceError(
     "install.source",
-    "this program was built without the demo; install a model of your own with `mference install --source DIR`",
+    `this program was built without the checkpoint ${name}; install a model of your own with \`mference install --source DIR\``,
   );
 }
 
 /**
- * Installs the bundled checkpoint.
+ * Installs a bundled checkpoint.
  *
  * @throws MferenceError as `installLocal` does, "install.source" when the program carries none
  */
 export function installDemo(options: DemoOptions = {}): Promise<Installed> {
-  return withDemoSource((source) => installLocal({ ...options, source, name: DEMO_NAME }));
+  const { name = DEMO_NAME } = options;
+  return withDemoSource(name, (source) => installLocal({ ...options, source, name }));
 }
 
 /**
@@ -54,12 +76,12 @@ export function installDemo(options: DemoOptions = {}): Promise<Installed> {
  * installing it, waits for that one; `onWait` is called once.
  */
 export async function ensureDemo(
-  options: DemoOptions & { readonly onWait?: () => void } = {},
+  options: Omit<DemoOptions, "name"> & { readonly onWait?: () => void } = {},
 ): Promise<string> {
   const directory = packageDirectory(DEMO_NAME, options.models ?? modelsHome());
   const isThere = (): boolean => fs.existsSync(path.join(directory, MANIFEST_FILE));
   if (isThere()) return directory;
-  return await withDemoSource(async (source) => {
+  return await withDemoSource(DEMO_NAME, async (source) => {
     let isWaiting = false;
     for (;;) {
       try {

@@ -19,12 +19,12 @@ export const ropeTable = defineKernel({
  * row `position + t` at slot `(position + t) mod R`. Components from 2 N on do not rotate. The keys that
  * the values come from may be the raw keys themselves: bind `k` as `v`.
  */
-const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
+const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">, normed: "qkv" | "qk") =>
   defineKernel({
-    name: `qkv_epilogue_${dtype}`,
+    name: `${normed}_epilogue_${dtype}`,
     formula:
       "q[t, h] = rope(N(q[t, h]; qNorm)); keys[slot, g] = rope(N(k[t, g]; kNorm)); " +
-      "values[slot, g] = N(v[t, g]; 1); slot = (position + t) mod R",
+      `values[slot, g] = ${normed === "qkv" ? "N(v[t, g]; 1)" : "v[t, g]"}; slot = (position + t) mod R`,
     buffers: {
       q: update("f32", "[T, H, Dh]"),
       k: read("f32", "[T, Hkv, Dh]"),
@@ -49,8 +49,11 @@ const qkvEpilogue = (dtype: Extract<Dtype, "f32" | "f16">) =>
     tolerance: () => (dtype === "f32" ? { atol: 1e-6, rtol: 3e-6 } : { atol: 1e-6, rtol: 6e-4 }),
   });
 
-export const qkvEpilogueF32 = qkvEpilogue("f32");
-export const qkvEpilogueF16 = qkvEpilogue("f16");
+export const qkvEpilogueF32 = qkvEpilogue("f32", "qkv");
+export const qkvEpilogueF16 = qkvEpilogue("f16", "qkv");
+/** The same where values have no norm. */
+export const qkEpilogueF32 = qkvEpilogue("f32", "qk");
+export const qkEpilogueF16 = qkvEpilogue("f16", "qk");
 
 /**
  * Causal attention of T queries over a KV cache of R row slots (a ring when the sequence is longer than
@@ -90,3 +93,23 @@ const attention = (dtype: Extract<Dtype, "f32" | "f16">) =>
 
 export const attentionF32 = attention("f32");
 export const attentionF16 = attention("f16");
+
+/** The queries out of heads that are followed by their gates. */
+export const splitGate = defineKernel({
+  name: "split_gate",
+  formula: "q[t, h] = pairs[t, h, 0]",
+  buffers: { pairs: read("f32", "[T, H, 2, Dh]"), q: write("f32", "[T, H, Dh]") },
+  params: { T: "u32", H: "u32", Dh: "u32" },
+  grid: ({ T, H, Dh }) => perCell(Math.ceil((H * Dh) / 256), T, 256),
+  tolerance: () => ({ atol: 0, rtol: 0 }),
+});
+
+/** The gates of the same heads on what was attended. Source: arXiv 2505.06708, section 3. */
+export const outputGate = defineKernel({
+  name: "output_gate",
+  formula: "y[t, h, d] = y[t, h, d] / (1 + exp(-pairs[t, h, 1, d]))",
+  buffers: { pairs: read("f32", "[T, H, 2, Dh]"), y: update("f32", "[T, H, Dh]") },
+  params: { T: "u32", H: "u32", Dh: "u32" },
+  grid: ({ T, H, Dh }) => perCell(Math.ceil((H * Dh) / 256), T, 256),
+  tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
+});

@@ -2,14 +2,19 @@
 import {
   attentionF16,
   attentionF32,
+  outputGate,
+  qkEpilogueF16,
+  qkEpilogueF32,
   qkvEpilogueF16,
   qkvEpilogueF32,
   ropeTable,
+  splitGate,
 } from "./attention.ts";
+import { causalConv, deltaPrepare, gatedDelta, gatedNorm } from "./delta.ts";
 import { embedAffine } from "./embed.ts";
 import { gatedMatmulAffine, matmulAffine } from "./matmul.ts";
-import { routedDown, routedGate, routedReduce, routerTopk } from "./moe.ts";
-import { rmsNorm, sandwichSetup, sandwichTail } from "./norm.ts";
+import { gatedShared, routedDown, routedGate, routedReduce, routerTopk } from "./moe.ts";
+import { residualNorm, rmsNorm, sandwichSetup, sandwichTail } from "./norm.ts";
 import { argmax, candidates, gumbel, penalize, softcap } from "./sampling.ts";
 import type { AnyKernel } from "./spec.ts";
 
@@ -35,6 +40,16 @@ export const catalogue: readonly AnyKernel[] = [
   penalize,
   candidates,
   gumbel,
+  residualNorm,
+  qkEpilogueF32,
+  qkEpilogueF16,
+  splitGate,
+  outputGate,
+  causalConv,
+  deltaPrepare,
+  gatedDelta,
+  gatedNorm,
+  gatedShared,
 ];
 
 /** One line for each kernel with everything that the two sides of the ABI must agree on. */

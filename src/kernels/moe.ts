@@ -110,3 +110,18 @@ export const routedReduce = defineKernel({
   grid: ({ T, D }) => perCell(Math.ceil(D / 256), T, 256),
   tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
 });
+
+/** What routed experts and a shared expert with a gate, one value a token, give together. */
+export const gatedShared = defineKernel({
+  name: "gated_shared",
+  formula: "y[t, d] = routed[t, d] + shared[t, d] / (1 + exp(-gate[t]))",
+  buffers: {
+    routed: read("f32", "[T, D]"),
+    shared: read("f32", "[T, D]"),
+    gate: read("f32", "[T]"),
+    y: write("f32", "[T, D]"),
+  },
+  params: { T: "u32", D: "u32" },
+  grid: ({ T, D }) => perCell(Math.ceil(D / 256), T, 256),
+  tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
+});

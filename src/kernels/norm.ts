@@ -12,6 +12,21 @@ export const rmsNorm = defineKernel({
   tolerance: () => ROUNDING,
 });
 
+/** The middle of a pre-normed layer: the branch joins the residual stream, which is normed for the next one. */
+export const residualNorm = defineKernel({
+  name: "residual_norm",
+  formula: "x[t] += branch[t]; y[t] = N(x[t]; weight)",
+  buffers: {
+    x: update("f32", "[T, D]"),
+    branch: read("f32", "[T, D]"),
+    weight: read("bf16", "[D]"),
+    y: write("f32", "[T, D]"),
+  },
+  params: { T: "u32", D: "u32", eps: "f32" },
+  grid: ({ T }) => perUnit(T),
+  tolerance: () => ROUNDING,
+});
+
 /**
  * What a sandwich-normed layer needs between attention and its two feed-forward branches, in one pass
  * over a row: the branch is normed and added to the residual stream, which is then normed three ways.

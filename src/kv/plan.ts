@@ -43,11 +43,12 @@ export function kvLayerBytes(shape: KvShape, extent: KvExtent, elementBytes: num
 
 /** Bytes of the keys and values of all layers. */
 export function kvBytes(
-  layers: readonly KvShape[],
+  layers: readonly (KvShape | undefined)[],
   extent: KvExtent,
   elementBytes: number,
 ): number {
-  return layers.reduce((sum, shape) => sum + kvLayerBytes(shape, extent, elementBytes), 0);
+  const kept = layers.filter((shape) => shape !== undefined);
+  return kept.reduce((sum, shape) => sum + kvLayerBytes(shape, extent, elementBytes), 0);
 }
 
 /** Rows of a cache that are contiguous: `count` rows from row `row` on, for positions from `position` on. */

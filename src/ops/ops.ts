@@ -5,14 +5,18 @@
 import {
   attentionF16,
   attentionF32,
+  outputGate,
+  qkEpilogueF16,
+  qkEpilogueF32,
   qkvEpilogueF16,
   qkvEpilogueF32,
   ropeTable,
+  splitGate,
 } from "../kernels/attention.ts";
 import { embedAffine } from "../kernels/embed.ts";
 import { gatedMatmulAffine, matmulAffine } from "../kernels/matmul.ts";
-import { routedReduce, routerTopk } from "../kernels/moe.ts";
-import { rmsNorm, sandwichSetup, sandwichTail } from "../kernels/norm.ts";
+import { gatedShared, routedReduce, routerTopk } from "../kernels/moe.ts";
+import { residualNorm, rmsNorm, sandwichSetup, sandwichTail } from "../kernels/norm.ts";
 import { type ActivationBits, ACTIVATION } from "../kernels/spec.ts";
 import type { Binding } from "../native/commands.ts";
 import type { SharedBuffer } from "../native/device.ts";
@@ -137,10 +141,13 @@ export class Ops {
     );
   }
 
-  /** Norms and rotates q in place, and writes the normed, rotated k and the normed v into the cache. */
+  /** Norms and rotates q in place, and writes the normed, rotated k and v into the cache. */
   qkvEpilogue({ q, k, v }: Projections, norms: QkNorms, cache: KvRows, step: AttentionStep): void {
     const { queryHeads: H, kvHeads: Hkv, headDim: Dh } = step.heads;
-    const kernel = this.precision.kvDtype === "f32" ? qkvEpilogueF32 : qkvEpilogueF16;
+    const kernels = norms.values
+      ? [qkvEpilogueF32, qkvEpilogueF16]
+      : [qkEpilogueF32, qkEpilogueF16];
+    const kernel = kernels[this.precision.kvDtype === "f32" ? 0 : 1]!;
     const { keys, values, rows: R } = cache;
     const { T, position, eps } = step;
     this.stream.dispatch(
@@ -160,6 +167,27 @@ export class Ops {
       { q, keys, values, y },
       { T, H, Hkv, Dh, R, position, window, scale },
     );
+  }
+
+  /** The queries out of projected heads, each of them followed by its gate. */
+  splitGate(pairs: Tensor, q: Tensor, T: number, { queryHeads: H, headDim: Dh }: Heads): void {
+    this.stream.dispatch(splitGate, { pairs, q }, { T, H, Dh });
+  }
+
+  /** y = y * sigmoid(the gates of the same heads), in place. */
+  outputGate(pairs: Tensor, y: Tensor, T: number, { queryHeads: H, headDim: Dh }: Heads): void {
+    this.stream.dispatch(outputGate, { pairs, y }, { T, H, Dh });
+  }
+
+  /** The middle of a pre-normed layer: x += branch, y = N(x). */
+  residualNorm(x: Tensor, branch: Tensor, weight: Vector, out: ResidualOut): void {
+    const { y, T, eps } = out;
+    this.stream.dispatch(residualNorm, { x, branch, weight, y }, { T, D: x.columns, eps });
+  }
+
+  /** y = routed + sigmoid(gate) * shared; one gate a row. */
+  gatedShared({ shared, routed }: Branches, gate: Tensor, y: Tensor, T: number): void {
+    this.stream.dispatch(gatedShared, { routed, shared, gate, y }, { T, D: y.columns });
   }
 
   /** After attention of a sandwich-normed layer: the residual sum and its three normed copies. */
@@ -236,6 +264,8 @@ export interface Projections {
 export interface QkNorms {
   readonly q: Vector;
   readonly k: Vector;
+  /** Whether values are normed, without a weight. */
+  readonly values: boolean;
 }
 export interface AttentionStep extends StepRows {
   readonly heads: Heads;
@@ -256,6 +286,9 @@ export interface SetupOutputs extends NormOptions {
   readonly routed: Tensor;
   readonly router: Tensor;
   readonly routerFactor: number;
+}
+export interface ResidualOut extends NormOptions {
+  readonly y: Tensor;
 }
 export interface Branches {
   readonly shared: Tensor;

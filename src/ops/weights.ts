@@ -114,12 +114,11 @@ export class Weights {
     };
   }
 
-  /** A BF16 vector. */
+  /** BF16 values of any shape, in their order in the file. */
   vector(name: string): Vector {
     const entry = this.#entry(name);
-    if (entry.dtype !== "BF16" || entry.shape.length !== 1)
-      throw this.#unfit(name, "a BF16 vector");
-    return { ...this.#bind(entry), length: entry.shape[0]! };
+    if (entry.dtype !== "BF16") throw this.#unfit(name, "BF16 values");
+    return { ...this.#bind(entry), length: entry.bytes / 2 };
   }
 
   close(): void {

@@ -5,7 +5,7 @@
  */
 import { MferenceError, sentenceOf } from "../util/errors.ts";
 import { Detokenizer } from "./detokenizer.ts";
-import type { ChatDialect } from "./dialect.ts";
+import type { ChatDialect, TextParameter } from "./dialect.ts";
 import type { Markers } from "./markers.ts";
 import type { ToolCall } from "./messages.ts";
 import type { Tokenizer } from "./tokenizer.ts";
@@ -18,6 +18,8 @@ export type AssistantEvent =
 export type AssistantDecoderOptions = {
   /** Names that may be called; every other call is malformed. */
   readonly toolNames?: ReadonlySet<string>;
+  /** Which parameters of those tools are texts, whatever they look like. */
+  readonly isText?: TextParameter;
   /** The prompt: what it leaves open is where the answer begins. */
   readonly promptIds?: readonly number[];
   /** Makes the id of a call; random by default. */
@@ -40,16 +42,22 @@ const LABEL_CHARACTERS_MAX = 64;
 export class AssistantDecoder {
   readonly #parts: DecoderParts;
   readonly #toolNames: ReadonlySet<string>;
+  readonly #isText: TextParameter | undefined;
   readonly #createId: () => string;
   readonly #detokenizer: Detokenizer;
   #state: State = "visible";
   #label = "";
   #call: CallBuffer | undefined;
+  /** White space that is shown only if text follows it in the same region. */
+  #held = "";
+  /** Whether the region has shown text. */
+  #hasText = false;
 
   constructor(parts: DecoderParts, options: AssistantDecoderOptions = {}) {
     const { barriers, exempt } = parts.markers;
     this.#parts = parts;
     this.#toolNames = options.toolNames ?? new Set();
+    this.#isText = options.isText;
     this.#createId = options.createId ?? createCallId;
     this.#detokenizer = new Detokenizer(parts.tokenizer, { barriers, exempt });
     this.#begin(options.promptIds ?? []);
@@ -76,14 +84,14 @@ export class AssistantDecoder {
     if (this.#call !== undefined) return this.#pushToCall(this.#call, id);
     const events = this.#route(this.#detokenizer.push(id));
     if (id === markers.callOpen) {
-      this.#state = "call";
+      this.#enter("call");
       this.#call = new CallBuffer(this.#parts.tokenizer);
     } else if (id === markers.callClose) {
       this.#fail("a tool call ends that never began");
     } else if (id === markers.hiddenOpen) {
       this.#openRegion();
     } else if (id === markers.hiddenClose) {
-      this.#state = "visible";
+      this.#enter("visible");
     }
     return events;
   }
@@ -99,14 +107,14 @@ export class AssistantDecoder {
     if (this.#call !== undefined) {
       if (!isTruncated) this.#fail("the answer ends inside a tool call");
       this.#call = undefined;
-      this.#state = "visible";
+      this.#enter("visible");
       return [];
     }
     return this.#route(this.#detokenizer.flush());
   }
 
   #openRegion(): void {
-    this.#state = this.#parts.dialect.hidden?.isLabelled === true ? "label" : "hidden";
+    this.#enter(this.#parts.dialect.hidden?.isLabelled === true ? "label" : "hidden");
     this.#label = "";
   }
 
@@ -126,7 +134,30 @@ export class AssistantDecoder {
   #route(text: string): AssistantEvent[] {
     if (text === "") return [];
     if (this.#state === "label") return this.#routeLabel(text);
-    return [{ type: this.#state === "hidden" ? "reasoning" : "content", text }];
+    const shown = this.#parts.dialect.isTrimmed === true ? this.#trim(text) : text;
+    if (shown === "") return [];
+    return [{ type: this.#state === "hidden" ? "reasoning" : "content", text: shown }];
+  }
+
+  /** Drops white space at both ends of a region: what may be the end is held until text follows. */
+  #trim(text: string): string {
+    const all = this.#held + text;
+    const end = all.trimEnd().length;
+    const begin = this.#hasText ? 0 : all.length - all.trimStart().length;
+    if (end <= begin) {
+      this.#held = this.#hasText ? all : "";
+      return "";
+    }
+    this.#held = all.slice(end);
+    this.#hasText = true;
+    return all.slice(begin, end);
+  }
+
+  /** Enters another region, whose white space is judged anew. */
+  #enter(state: State): void {
+    this.#state = state;
+    this.#held = "";
+    this.#hasText = false;
   }
 
   #routeLabel(text: string): AssistantEvent[] {
@@ -153,14 +184,14 @@ export class AssistantDecoder {
     }
     const call = this.#readCall(buffer.text());
     this.#call = undefined;
-    this.#state = "visible";
+    this.#enter("visible");
     return [{ type: "toolCall", call }];
   }
 
   #readCall(body: string): ToolCall {
     let parsed;
     try {
-      parsed = this.#parts.dialect.calls!.parse(body);
+      parsed = this.#parts.dialect.calls!.parse(body, this.#isText);
     } catch (cause) {
       return this.#fail(`a tool call is malformed: ${sentenceOf(cause)}`, cause);
     }

@@ -24,12 +24,15 @@ export type HiddenRegion = {
 /** A call as a grammar reads it from the text between its markers. */
 export type ParsedCall = Pick<ToolCall, "name" | "arguments">;
 
+/** Whether a tool's declaration says that a parameter is a text and nothing else. */
+export type TextParameter = (tool: string, parameter: string) => boolean;
+
 /** Tool calls between two marker tokens. */
 export type CallBlock = {
   readonly open: string;
   readonly close: string;
   /** @throws MferenceError "text.tools" for anything but one complete call */
-  readonly parse: (body: string) => ParsedCall;
+  readonly parse: (body: string, isText?: TextParameter) => ParsedCall;
 };
 
 export type ChatDialect = {
@@ -47,6 +50,8 @@ export type ChatDialect = {
   readonly thinking: { readonly variable: string; readonly isDefault: boolean };
   /** Whether the template knows the role `developer`; otherwise it becomes `system`. */
   readonly hasDeveloperRole: boolean;
+  /** Whether white space around thoughts, answers and calls belongs to the format and not to them. */
+  readonly isTrimmed?: boolean;
   /** A tool's declaration as the template can print it. */
   readonly adaptTool?: (declaration: JsonObject) => JsonObject;
   /** A tool's result as the template wants it; its source is given because revisions differ. */

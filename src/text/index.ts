@@ -20,6 +20,7 @@ export {
   type ChatMessage,
   parseMessages,
   parseTools,
+  textParameters,
   type ToolCall,
   type ToolDefinition,
 } from "./messages.ts";

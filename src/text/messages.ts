@@ -3,6 +3,7 @@
  * Knows no template and no token.
  */
 import { MferenceError } from "../util/errors.ts";
+import type { TextParameter } from "./dialect.ts";
 import { type JsonObject, type JsonValue, parseJson, writeJson } from "./json.ts";
 
 export const roles = ["system", "developer", "user", "assistant", "tool"] as const;
@@ -208,4 +209,15 @@ export function parseTools(value: JsonValue): ToolDefinition[] {
     const complete = new Map([...definition, ["parameters", parameters ?? empty] as const]);
     return { name, declaration: new Map([...tool, ["function", complete] as const]) };
   });
+}
+
+/** Whether a tool of a list declares a parameter as a string and nothing else. */
+export function textParameters(tools: readonly ToolDefinition[] = []): TextParameter {
+  const member = (value: JsonValue | undefined, key: string): JsonValue | undefined =>
+    value instanceof Map ? value.get(key) : undefined;
+  const found = new Map(tools.map(({ name, declaration }) => [name, declaration]));
+  return (tool, parameter) => {
+    const schema = member(member(found.get(tool), "function"), "parameters");
+    return member(member(member(schema, "properties"), parameter), "type") === "string";
+  };
 }

@@ -16,7 +16,8 @@ const MAIN = path.resolve(import.meta.dir, "../../src/cli/main.ts");
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");
 
 test("the demo by its name, a checkpoint by its folder", () => {
-  expect(readRequest({ model: "demo" })).toEqual({ kind: "demo" });
+  expect(readRequest({ model: "demo" })).toEqual({ kind: "demo", name: "demo" });
+  expect(readRequest({ model: "Demo-X" })).toEqual({ kind: "demo", name: "demo-x" });
   const source = path.resolve("some/model-x");
   expect(readRequest({ source: "some/model-x/" })).toEqual({
     kind: "folder",
@@ -33,7 +34,7 @@ test.each([
   [{ source: "https://huggingface.co/alone" }, "no address of a repository"],
   [{ source: "https://huggingface.co/a/b?token=x" }, "no address of a repository"],
   [{ model: "demo", source: "x" }, "not both"],
-  [{ model: "demo", name: "x" }, "the demo has its name"],
+  [{ model: "demo", name: "x" }, "a demo has its name"],
 ])("%j is refused", (values, sentence) => {
   expect(() => readRequest(values)).toThrow(sentence);
 });

@@ -2,6 +2,8 @@
 import {
   attentionF16,
   attentionF32,
+  qkEpilogueF16,
+  qkEpilogueF32,
   qkvEpilogueF16,
   qkvEpilogueF32,
   ropeTable,
@@ -49,10 +51,11 @@ interface EpilogueShape extends reference.HeadShape {
   /** Rotating pairs. */
   readonly N: number;
   readonly deviation?: number;
+  readonly normValues?: boolean;
 }
 
 function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
-  const { T, H, Hkv, Dh, R, N, position, deviation = 1 } = shape;
+  const { T, H, Hkv, Dh, R, N, position, deviation = 1, normValues = true } = shape;
   const EPS = 1e-6;
   const build = (isHalf: boolean) => {
     const random = createRandom(T * 1000 + Dh + position);
@@ -75,13 +78,14 @@ function epilogueCase(name: string, shape: EpilogueShape): ConformanceCase[] {
         table: Float64Array.from(table),
         keys: keys.values,
         values: values.values,
+        normValues,
         eps: EPS,
       }),
     };
   };
   return [
-    defineCase(qkvEpilogueF32, name, () => build(false)),
-    defineCase(qkvEpilogueF16, name, () => build(true)),
+    defineCase(normValues ? qkvEpilogueF32 : qkEpilogueF32, name, () => build(false)),
+    defineCase(normValues ? qkvEpilogueF16 : qkEpilogueF16, name, () => build(true)),
   ];
 }
 
@@ -108,6 +112,7 @@ const halves = defineCase(qkvEpilogueF16, "halves at the ends of their range, ex
     table: Float64Array.from(table),
     keys: stored,
     values: stored,
+    normValues: true,
     eps: 0,
   });
   return {
@@ -190,6 +195,16 @@ export const attentionCases: readonly ConformanceCase[] = [
     R: 5,
   }),
   ...epilogueCase("small heads, odd T", { ...SMALL, T: 7, N: 16, position: 5, R: 8 }),
+  ...epilogueCase("values without a norm", {
+    T: 2,
+    H: 16,
+    Hkv: 2,
+    Dh: 256,
+    N: 32,
+    position: 77,
+    R: 80,
+    normValues: false,
+  }),
   ...epilogueCase("heads that do not fill the last group", {
     T: 3,
     H: 9,

@@ -1,6 +1,7 @@
 /** Every conformance case: what a device must pass. */
 import { attentionCases } from "./attention.ts";
 import type { ConformanceCase } from "./cases.ts";
+import { deltaCases } from "./delta.ts";
 import { embedCases } from "./embed.ts";
 import { matmulAffineCases } from "./matmul.ts";
 import { moeCases } from "./moe.ts";
@@ -16,4 +17,5 @@ export const allCases: readonly ConformanceCase[] = [
   ...attentionCases,
   ...routerCases,
   ...samplingCases,
+  ...deltaCases,
 ];

@@ -136,7 +136,11 @@ describe("refusals: one sentence and an exit code", () => {
     { args: [], exit: 2, says: "usage: mference COMMAND" },
     { args: ["chatt"], exit: 2, says: "did you mean chat?" },
     { args: ["chat", "--promt", "x"], exit: 2, says: "did you mean --prompt?" },
-    { args: ["chat", "--precision", "half"], exit: 2, says: "--precision must be exact, fast or quick" },
+    {
+      args: ["chat", "--precision", "half"],
+      exit: 2,
+      says: "--precision must be exact, fast or quick",
+    },
     { args: ["chat", "--prompt", " "], exit: 2, says: "the prompt is empty" },
     { args: ["chat"], input: "", exit: 2, says: "holds no question" },
     { args: ["chat"], input: Uint8Array.of(0x68, 0xff, 0x0a), exit: 2, says: "not valid UTF-8" },

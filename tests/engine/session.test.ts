@@ -1,6 +1,6 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
-import type { Session } from "../../src/engine/session.ts";
+import { Session } from "../../src/engine/session.ts";
 import { readAt } from "../../src/experts/reader.ts";
 import { patienceMs } from "../fixtures/devices.ts";
 import { failureOf } from "../fixtures/failures.ts";
@@ -13,6 +13,7 @@ import {
   promptOf,
   tinySession,
 } from "../fixtures/models.ts";
+import { packageOf } from "../fixtures/packages.ts";
 
 afterAll(closeModels);
 
@@ -240,5 +241,73 @@ describe("a failure", () => {
     const failure = await failureOf(() => session.extend(Uint32Array.of(5)));
     expect(failure.code).toBe("native.call");
     expect(failure.message).not.toContain("\n");
+  });
+});
+
+describe("a model with recurrent layers", () => {
+  const load = async (options = {}): Promise<Session> => {
+    const directory = await packageOf("qwen36-a-dk64");
+    return openSession(await loadTiny({ directory, slots: 9, chunkRows: 8, ...options }));
+  };
+  const cold = async (ids: readonly number[]) => await continueFrom(await load(), ids, 6);
+
+  test("gives the same continuation however the prompt is cut", async () => {
+    const wanted = await cold(prompt);
+    for (const chunkRows of [1, 3, 29, 64]) {
+      expect(await continueFrom(await load({ chunkRows }), prompt, 6)).toEqual(wanted);
+    }
+  });
+
+  test("continues, regenerates and goes back a turn from states that it kept", async () => {
+    const session = await load();
+    const first = await warmRun(session, prompt);
+    expect(first).toEqual({ ids: await cold(prompt), cached: 0 });
+    // The last id was chosen and not computed.
+    const second = [...prompt, ...first.ids.slice(0, 5), ...promptOf(4, 5)];
+    expect(await warmRun(session, second)).toEqual({ ids: await cold(second), cached: 35 });
+    // Again: from where the turn began.
+    expect(await warmRun(session, second)).toEqual({ ids: await cold(second), cached: 35 });
+    // Another question instead: from there as well.
+    const other = [...second.slice(0, 35), ...promptOf(5, 6)];
+    expect(await warmRun(session, other)).toEqual({ ids: await cold(other), cached: 35 });
+    // A turn back: from the last chunk of the first prompt.
+    const back = [...prompt.slice(0, 29), 17, 18];
+    expect(await warmRun(session, back)).toEqual({ ids: await cold(back), cached: 24 });
+    // Further than anything kept.
+    const far = prompt.slice(0, 12);
+    expect(await warmRun(session, far)).toEqual({ ids: await cold(far), cached: 0 });
+  });
+
+  test("cancelled in the middle of decoding goes on from a state that was finished", async () => {
+    const session = await load({ slots: 2 });
+    const { model } = session;
+    const wanted = await cold(prompt);
+    let commits = 0;
+    let target = 0;
+    model.stream.observe(() => {
+      commits += 1;
+      if (commits === target) model.device.cancel();
+    });
+    await warmRun(session, prompt);
+    const all = commits;
+    for (let at = 3; at <= all; at += Math.ceil(all / 12)) {
+      session.reset();
+      commits = 0;
+      target = at;
+      await complete(session, completionOf(prompt, { maxNew: 6 }));
+      target = 0;
+      model.device.resume();
+      expect((await warmRun(session, prompt)).ids).toEqual(wanted);
+    }
+  });
+
+  test("never chooses an id that pads the vocabulary", async () => {
+    const directory = await packageOf("qwen36-a-dk64");
+    const model = await loadTiny({ directory });
+    const tokens = await continueFrom(openSession(model), prompt, 6);
+    const highest = Math.max(...tokens);
+    const session = new Session(model, highest);
+    expect(await continueFrom(session, prompt, 6)).not.toContain(highest);
+    session.close();
   });
 });

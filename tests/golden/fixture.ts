@@ -17,7 +17,13 @@ const goldenSchema = z.object({
     short: z.int().positive().nullish(),
     singles: z.boolean().nullish(),
   }),
-  tensors: z.record(z.string(), z.looseObject({ shape: z.array(z.int().nonnegative()) })),
+  tensors: z.record(
+    z.string(),
+    z.looseObject({
+      shape: z.array(z.int().nonnegative()),
+      float64: z.looseObject({ max_abs: z.number().optional() }).optional(),
+    }),
+  ),
 });
 
 export interface GoldenTensor {
@@ -31,6 +37,8 @@ export interface Fixture {
   readonly family: string;
   readonly inputs: z.output<typeof goldenSchema>["inputs"];
   readonly tensors: ReadonlyMap<string, GoldenTensor>;
+  /** How far the truth itself is from float64. */
+  readonly distances: ReadonlyMap<string, number>;
 }
 
 interface Entry {
@@ -67,7 +75,10 @@ export function readFixture(directory: string): Fixture {
   const tensors = readTensors(join(directory, "golden.safetensors"));
   checkListed(directory, golden.tensors, tensors);
   const { family, inputs } = golden;
-  return { name: basename(directory), directory, family, inputs, tensors };
+  const distances = new Map(
+    Object.entries(golden.tensors).map(([name, { float64 }]) => [name, float64?.max_abs ?? 0]),
+  );
+  return { name: basename(directory), directory, family, inputs, tensors, distances };
 }
 
 /** What golden.json lists must be there, so that a damaged fixture cannot pass by having less to check. */

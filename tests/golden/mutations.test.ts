@@ -2,7 +2,9 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { mutations } from "./mutations.ts";
+import { mutationLists } from "./mutations/index.ts";
+
+const mutations = mutationLists.flatMap((list) => list.mutations);
 
 test.each(mutations.map(({ name, edits }) => [name, edits] as const))("%s applies", (_, edits) => {
   for (const { file, from } of edits) {

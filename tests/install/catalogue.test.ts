@@ -21,7 +21,9 @@ test("names are found in any case", () => {
   for (const name of ["Gemma4", "deepseekV4Flash", "inklingSmall"]) {
     expect(pinNamed(name).pin.name).toBe(name.toLowerCase());
   }
-  expect(() => pinNamed("gemma5")).toThrow(/unknown model "gemma5"; the names are demo, gemma4/);
+  expect(() => pinNamed("gemma5")).toThrow(
+    /unknown model "gemma5"; the names are demo, demo-qwen36, gemma4/,
+  );
 });
 
 test("nothing is installed in an empty folder", () => {

@@ -119,7 +119,7 @@ describe("weights", async () => {
   test.each([
     ["no.such.tensor", "matrix", "the package has no tensor no.such.tensor: install it again"],
     [`${prefix}.input_layernorm.weight`, "matrix", "BF16 [128], expected a quantised matrix"],
-    [`${prefix}.self_attn.q_proj.weight`, "vector", "[128, 128], expected a BF16 vector"],
+    [`${prefix}.self_attn.q_proj.weight`, "vector", "[128, 128], expected BF16 values"],
   ] as const)("%s is no %s", (name, kind, sentence) => {
     const bind = () => weights[kind](name);
     expect(bind).toThrow(expect.objectContaining({ code: "format.index" }));

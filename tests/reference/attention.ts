@@ -54,6 +54,8 @@ export interface Epilogue {
   /** The cache before. */
   readonly keys: ArrayLike<number>;
   readonly values: ArrayLike<number>;
+  /** Whether values are normed, without a weight. */
+  readonly normValues: boolean;
   readonly eps: number;
 }
 
@@ -72,7 +74,9 @@ export function qkvEpilogue(
     });
   const ones = new Float64Array(Dh).fill(1);
   const k = rotated(given.k, Hkv, given.kNorm);
-  const v = mapRows(given.v, Dh, (head) => normRow(head, ones, given.eps));
+  const v = given.normValues
+    ? mapRows(given.v, Dh, (head) => normRow(head, ones, given.eps))
+    : Float64Array.from(given.v);
   const keys = Float64Array.from(given.keys);
   const values = Float64Array.from(given.values);
   const row = Hkv * Dh;

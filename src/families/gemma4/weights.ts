@@ -1,4 +1,5 @@
 /** The common weights of Gemma 4 by their checkpoint names. */
+import type { QkNorms } from "../../ops/ops.ts";
 import type { QuantTensor, Vector } from "../../ops/tensor.ts";
 import type { Weights } from "../../ops/weights.ts";
 import type { Gemma4Config, LayerKind } from "./config.ts";
@@ -10,7 +11,7 @@ export interface LayerWeights {
   /** Absent where the values are the raw keys. */
   readonly v: QuantTensor | undefined;
   readonly o: QuantTensor;
-  readonly qkNorms: { readonly q: Vector; readonly k: Vector };
+  readonly qkNorms: QkNorms;
   readonly router: QuantTensor;
   readonly expertScale: Vector;
   readonly gate: QuantTensor;
@@ -47,7 +48,7 @@ function layerWeights(weights: Weights, prefix: string, kind: LayerKind): LayerW
     k: matrix("self_attn.k_proj"),
     v: kind === "sliding" ? matrix("self_attn.v_proj") : undefined,
     o: matrix("self_attn.o_proj"),
-    qkNorms: { q: norm("self_attn.q_norm"), k: norm("self_attn.k_norm") },
+    qkNorms: { q: norm("self_attn.q_norm"), k: norm("self_attn.k_norm"), values: true },
     router: matrix("router.proj"),
     expertScale: weights.vector(`${prefix}.router.per_expert_scale`),
     gate: matrix("mlp.gate_proj"),

@@ -1,9 +1,11 @@
-import { defineKeptFamily } from "../family.ts";
-import { ARCH_35B, archOf, parseConfig, type Qwen36Config } from "./config.ts";
+import { defineFamily } from "../family.ts";
+import { chat } from "./chat.ts";
+import { ARCH_35B, archOf, parseConfig, type Qwen36Config, shapeOf } from "./config.ts";
+import { Qwen36Forward } from "./forward.ts";
 import { tensors } from "./tensors.ts";
 
 /** Qwen 3.6: layers of gated delta rule and of attention, each with routed experts. */
-export const qwen36 = defineKeptFamily<Qwen36Config>({
+export const qwen36 = defineFamily<Qwen36Config>({
   id: "qwen36",
   manifestName: "qwen36",
   modelTypes: ["qwen3_5_moe"],
@@ -20,6 +22,12 @@ export const qwen36 = defineKeptFamily<Qwen36Config>({
         reserveBytes: 1_073_741_824,
       },
     },
+    {
+      name: "demo-qwen36",
+      modelId: "mference-demo-qwen36",
+      sourceSha256: "00cb5bfd787a9a4432bf0d7bca8a64f5813309cab586cfa43632a2fb809d8db4",
+      sampling: { temperature: 0 },
+    },
   ],
   parseConfig,
   tensors,
@@ -32,4 +40,7 @@ export const qwen36 = defineKeptFamily<Qwen36Config>({
     sharedExpert: [4, 8],
     routedExpert: [2, 4],
   },
+  chat,
+  shapeOf,
+  createForward: (parts, config) => new Qwen36Forward(parts, config),
 });

@@ -1,5 +1,5 @@
 import { tableRole, type FamilyTensors, type ResidentSpec, type RoleTable } from "../family.ts";
-import type { Qwen36Config } from "./config.ts";
+import { channels, type Qwen36Config, valueWidth } from "./config.ts";
 
 /**
  * The tensors of a Qwen 3.6 checkpoint: what each name is for, in which order the common file holds
@@ -102,9 +102,7 @@ function fullSpecs(config: Qwen36Config, prefix: string): readonly ResidentSpec[
 
 function linearSpecs(config: Qwen36Config, prefix: string): readonly ResidentSpec[] {
   const { hiddenSize, linearValueHeads } = config;
-  const keyWidth = config.linearKeyHeads * config.linearKeyHeadDim;
-  const valueWidth = linearValueHeads * config.linearValueHeadDim;
-  const channels = 2 * keyWidth + valueWidth;
+  const width = valueWidth(config);
   const matrix = (name: string, shape: readonly number[]): ResidentSpec => ({
     name: `${prefix}linear_attn.${name}.weight`,
     shape,
@@ -116,15 +114,15 @@ function linearSpecs(config: Qwen36Config, prefix: string): readonly ResidentSpe
     shape,
   });
   return [
-    matrix("in_proj_qkv", [channels, hiddenSize]),
-    matrix("in_proj_z", [valueWidth, hiddenSize]),
+    matrix("in_proj_qkv", [channels(config), hiddenSize]),
+    matrix("in_proj_z", [width, hiddenSize]),
     matrix("in_proj_a", [linearValueHeads, hiddenSize]),
     matrix("in_proj_b", [linearValueHeads, hiddenSize]),
-    plain("conv1d.weight", [channels, config.linearConvKernel, 1]),
+    plain("conv1d.weight", [channels(config), config.linearConvKernel, 1]),
     plain("A_log", [linearValueHeads]),
     plain("dt_bias", [linearValueHeads]),
     plain("norm.weight", [config.linearValueHeadDim]),
-    matrix("out_proj", [hiddenSize, valueWidth]),
+    matrix("out_proj", [hiddenSize, width]),
   ];
 }
 

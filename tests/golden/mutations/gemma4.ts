@@ -1,25 +1,5 @@
-/**
- * Mistakes that a golden fixture must notice, as edits of the sources: one mistake each, the kind that an
- * implementation of this model makes. `scripts/mutate-golden.ts` applies them to a copy of the tree, one at
- * a time; nothing here runs. C is mutated on the portable path only.
- */
-
-/** A text that occurs exactly once in its file, and what takes its place. */
-export interface Edit {
-  readonly file: string;
-  readonly from: string;
-  readonly to: string;
-}
-
-export interface Mutation {
-  /** For `--only`. */
-  readonly name: string;
-  /** The mistake, for the table. */
-  readonly title: string;
-  readonly edits: readonly Edit[];
-  /** Expert slots of each layer, where the mistake needs evictions to show. */
-  readonly slots?: number;
-}
+/** Mistakes that an implementation of Gemma 4 makes. */
+import type { Mutation } from "./mutation.ts";
 
 const FORWARD = "src/families/gemma4/forward.ts";
 const CONFIG = "src/families/gemma4/config.ts";
@@ -289,5 +269,5 @@ const ENDS: readonly Mutation[] = [
   },
 ];
 
-/** Every mutation, in the order of a forward pass. */
-export const mutations: readonly Mutation[] = [...ATTENTION, ...FEED_FORWARD, ...ENDS];
+/** In the order of a forward pass. */
+export const gemma4Mutations: readonly Mutation[] = [...ATTENTION, ...FEED_FORWARD, ...ENDS];
