@@ -49,7 +49,7 @@ const ONLY: readonly { what: RegExp; where: readonly string[]; why: string }[] =
 ];
 
 /** Lines of everything that runs for a user. It rises only in a commit that says why. */
-const SHIPPED_LINES_MAX = 35_500;
+const SHIPPED_LINES_MAX = 36_500;
 const FILE_LINES_MAX = 500;
 const FUNCTION_LINES_MAX = 70;
 
