@@ -2,9 +2,10 @@
  * How many rows of keys and values a layer keeps, what they weigh, where a chunk's rows go, and whether a
  * cache may go back. Pure arithmetic: no buffers, no cursor.
  *
- * A sliding layer with a window of W sees W positions, its own included, so the first token of a chunk of
- * C rows still needs the W - 1 rows before it when all C have been written: W + C - 1 rows. Keys carry
- * their rotation, so the order of a ring does not matter; masks use absolute positions.
+ * A sliding layer with a window of W sees W positions, its own included, so the first token of a block of
+ * B rows still needs the W - 1 rows before it when all B have been written: W + B - 1 rows. A longer chunk
+ * goes block after block, so that rings do not grow with it. Keys carry their rotation, so the order of a
+ * ring does not matter; masks use absolute positions.
  */
 import { assert } from "../util/errors.ts";
 
@@ -20,9 +21,12 @@ export interface KvShape {
 export interface KvExtent {
   /** Positions a session may reach. */
   readonly contextRows: number;
-  /** Most rows written before the first of them is attended. */
+  /** Most rows of one step. */
   readonly chunkRows: number;
 }
+
+/** Most rows written into a ring before the first of them is attended. */
+export const BLOCK_ROWS = 128;
 
 /** Rows of a layer: a ring for a sliding layer, never more than the context. */
 export function kvRows(
@@ -33,7 +37,33 @@ export function kvRows(
   assert(Number.isInteger(chunkRows) && chunkRows >= 1, "a chunk has one row at least");
   const { window = 0 } = shape;
   assert(Number.isInteger(window) && window >= 0, "a window is a number of rows");
-  return window === 0 ? contextRows : Math.min(contextRows, window + chunkRows - 1);
+  const blockRows = Math.min(chunkRows, BLOCK_ROWS);
+  return window === 0 ? contextRows : Math.min(contextRows, window + blockRows - 1);
+}
+
+/** Rows of a chunk that are written and attended together. */
+export interface KvBlock {
+  /** Within the chunk. */
+  readonly first: number;
+  readonly count: number;
+}
+
+/** Cuts `count` rows from `position` on so that a cache of `rows` rows never loses one that is still seen. */
+export function kvBlocks(step: {
+  readonly position: number;
+  readonly count: number;
+  readonly rows: number;
+  readonly window: number;
+}): KvBlock[] {
+  const { position, count, rows, window } = step;
+  if (position + count <= rows) return [{ first: 0, count }];
+  const most = rows - window + 1;
+  assert(window > 0 && most >= 1, "a ring holds its window, and what has none the whole context");
+  const blocks: KvBlock[] = [];
+  for (let first = 0; first < count; first += most) {
+    blocks.push({ first, count: Math.min(most, count - first) });
+  }
+  return blocks;
 }
 
 /** Bytes of the keys and values of one layer. */

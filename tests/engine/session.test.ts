@@ -132,6 +132,24 @@ describe("cancelling", () => {
     expect(await warmRun(session, prompt)).toEqual({ ids: await coldRun(prompt), cached: 16 });
   });
 
+  test("in a chunk that wrote over what a ring held forgets what came before", async () => {
+    const session = await tinySession({ contextRows: 400, chunkRows: 200 });
+    const { model } = session;
+    const ids = Uint32Array.from(promptOf(360));
+    await session.extend(ids.subarray(0, 150), { head: "none" });
+    let commits = 0;
+    model.stream.observe(() => {
+      commits += 1;
+      if (commits === 4) model.device.cancel();
+    });
+    const failure = await failureOf(() => session.extend(ids.subarray(150)));
+    expect(failure.code).toBe("native.cancelled");
+    expect(session.ids).toEqual([]);
+    model.device.resume();
+    const wanted = await continueFrom(await tinySession({ contextRows: 400 }), [...ids]);
+    expect(await continueFrom(session, [...ids])).toEqual(wanted);
+  });
+
   test(
     "the device at any submission leaves a session that goes on",
     async () => {

@@ -1,14 +1,28 @@
 import { describe, expect, test } from "bun:test";
-import { canRewind, kvBytes, kvLayerBytes, kvRows, kvSpans } from "../../src/kv/plan.ts";
+import {
+  BLOCK_ROWS,
+  canRewind,
+  kvBlocks,
+  kvBytes,
+  kvLayerBytes,
+  kvRows,
+  kvSpans,
+} from "../../src/kv/plan.ts";
 import { createRandom } from "../reference/random.ts";
 
 describe("rows", () => {
-  test("of a ring are the window and a chunk less one, of a full layer the context", () => {
+  test("of a ring are the window and a block less one, of a full layer the context", () => {
     const extent = { contextRows: 4096, chunkRows: 128 };
     expect(kvRows({ window: 1024 }, extent)).toBe(1151);
     expect(kvRows({ window: 512 }, { contextRows: 4096, chunkRows: 1 })).toBe(512);
     expect(kvRows({}, extent)).toBe(4096);
     expect(kvRows({ window: 0 }, extent)).toBe(4096);
+  });
+
+  test("of a ring are as many for every chunk of a block and more", () => {
+    const rowsFor = (chunkRows: number) =>
+      kvRows({ window: 1024 }, { contextRows: 4096, chunkRows });
+    expect([64, 128, 512, 2048, 4096].map(rowsFor)).toEqual([1087, 1151, 1151, 1151, 1151]);
   });
 
   test("never exceed the context", () => {
@@ -26,10 +40,31 @@ describe("rows", () => {
     const sliding = { kvHeads: 8, headDim: 256, window: 1024 };
     const full = { kvHeads: 2, headDim: 512 };
     const layers = Array.from({ length: 30 }, (_, i) => (i % 6 === 5 ? full : sliding));
-    // 129 new rows at once ask for the 1152 rows whose total is published: 319,815,680 bytes.
-    expect(kvBytes(layers, { contextRows: 4096, chunkRows: 129 }, 2)).toBe(319_815_680);
+    // The total that is published, 319,815,680 bytes, is that of rings of 1152 rows: one more.
+    const bytes = 319_815_680 - 25 * 8192;
+    expect(kvBytes(layers, { contextRows: 4096, chunkRows: 128 }, 2)).toBe(bytes);
+    expect(kvBytes(layers, { contextRows: 4096, chunkRows: 2048 }, 2)).toBe(bytes);
     expect(kvLayerBytes(full, { contextRows: 4097, chunkRows: 128 }, 2)).toBe(4097 * 4096);
     expect(kvLayerBytes(sliding, { contextRows: 4096, chunkRows: 128 }, 4)).toBe(1151 * 16_384);
+  });
+});
+
+describe("blocks", () => {
+  test("are one where nothing is written over, else what a ring takes at once", () => {
+    const block = (position: number, count: number) =>
+      kvBlocks({ position, count, rows: 1151, window: 1024 }).map(({ first }) => first);
+    expect(block(0, 1151)).toEqual([0]);
+    expect(block(0, 1152)).toEqual([0, 128, 256, 384, 512, 640, 768, 896, 1024]);
+    expect(block(5000, 128)).toEqual([0]);
+    expect(block(5000, 257)).toEqual([0, 128, 256]);
+    expect(kvBlocks({ position: 0, count: 96, rows: 96, window: 0 })).toEqual([
+      { first: 0, count: 96 },
+    ]);
+  });
+
+  test("refuse a chunk that a cache cannot take", () => {
+    expect(() => kvBlocks({ position: 90, count: 7, rows: 96, window: 0 })).toThrow("context");
+    expect(() => kvBlocks({ position: 90, count: 7, rows: 8, window: 9 })).toThrow("window");
   });
 });
 
@@ -102,10 +137,10 @@ describe("going back", () => {
     expect(Math.min(answers.yes, answers.no)).toBeGreaterThan(30);
   });
 
-  test("after it, chunks keep every row that their tokens see", () => {
+  test.each([4, BLOCK_ROWS + 40])("after it, chunks of %i rows keep what is seen", (chunkRows) => {
     const random = createRandom(5);
-    const [window, chunkRows] = [5, 4];
-    const rows = kvRows({ window }, { contextRows: 1000, chunkRows });
+    const window = 5;
+    const rows = kvRows({ window }, { contextRows: 1e6, chunkRows });
     const ring = new Map<number, number>();
     let [cursor, written, wentBack] = [0, 0, 0];
     for (let round = 0; round < 400; round += 1) {
@@ -115,12 +150,14 @@ describe("going back", () => {
         cursor = position;
       }
       const count = 1 + random.below(chunkRows);
-      for (let i = 0; i < count; i += 1) ring.set((cursor + i) % rows, cursor + i);
-      for (let i = 0; i < count; i += 1) {
-        const token = cursor + i;
-        for (let seen = Math.max(0, token - window + 1); seen <= token; seen += 1) {
-          expect(ring.get(seen % rows)).toBe(seen);
-        }
+      for (const block of kvBlocks({ position: cursor, count, rows, window })) {
+        const tokens = Array.from({ length: block.count }, (_, i) => cursor + block.first + i);
+        for (const token of tokens) ring.set(token % rows, token);
+        const lost = tokens.filter((token) => {
+          const seen = Array.from({ length: Math.min(window, token + 1) }, (_, i) => token - i);
+          return seen.some((position) => ring.get(position % rows) !== position);
+        });
+        expect(lost).toEqual([]);
       }
       cursor += count;
       written = Math.max(written, cursor);

@@ -4,6 +4,7 @@
  *
  * Source: transformers, models/gemma4/modular_gemma4.py @ 033b1a82.
  */
+import { attend } from "../../kv/attend.ts";
 import type { AttentionStep, Routes } from "../../ops/ops.ts";
 import { floatsOf, integersOf, rowsOf, Scratch, type Tensor } from "../../ops/tensor.ts";
 import type { Batch, ForwardParts, ForwardPass } from "../family.ts";
@@ -117,10 +118,9 @@ export class Gemma4Forward implements ForwardPass {
     ops.matmul(normed, w.q, q, T);
     ops.matmul(normed, w.k, k, T);
     if (w.v) ops.matmul(normed, w.v, v, T);
-    ops.qkvEpilogue({ q, k, v: w.v ? v : k }, w.qkNorms, cache, step);
+    attend(ops, cache, { q, k, v: w.v ? v : k, y: attended, norms: w.qkNorms }, step);
     tap?.tensor(`layer${layer}.q`, q, T);
     tap?.cache(layer, { T, position });
-    ops.attention(q, cache, attended, step);
     tap?.tensor(`layer${layer}.attn`, attended, T);
     ops.matmul(attended, w.o, projected, T);
     tap?.tensor(`layer${layer}.attn_proj`, projected, T);

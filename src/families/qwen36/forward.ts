@@ -5,6 +5,7 @@
  *
  * Source: transformers, models/qwen3_5_moe/modeling_qwen3_5_moe.py @ 009e78d6.
  */
+import { attend } from "../../kv/attend.ts";
 import { applyDelta, convolve, type DeltaHeads, normGated, prepareDelta } from "../../ops/delta.ts";
 import type { AttentionStep, Heads, Routes } from "../../ops/ops.ts";
 import {
@@ -163,10 +164,9 @@ export class Qwen36Forward implements ForwardPass {
     ops.matmul(normed, w.k, k, T);
     ops.matmul(normed, w.v, v, T);
     ops.splitGate(pairs, q, T, heads);
-    ops.qkvEpilogue({ q, k, v }, w.qkNorms, cache, step);
+    attend(ops, cache, { q, k, v, y: attended, norms: w.qkNorms }, step);
     tap?.tensor(`layer${layer}.q`, q, T);
     tap?.cache(layer, { T, position });
-    ops.attention(q, cache, attended, step);
     tap?.tensor(`layer${layer}.attn`, attended, T);
     ops.outputGate(pairs, attended, T, heads);
     ops.matmul(attended, w.o, mixerOut, T);

@@ -114,7 +114,8 @@ const ATTENTION: readonly Mutation[] = [
     name: "short-ring",
     title: "the ring of a sliding layer one row too short",
     edits: [
-      { file: "src/kv/plan.ts", from: "window + chunkRows - 1)", to: "window + chunkRows - 2)" },
+      { file: "src/kv/plan.ts", from: "window + blockRows - 1)", to: "window + blockRows - 2)" },
+      { file: "src/kv/plan.ts", from: "rows - window + 1;", to: "rows - window + 2;" },
     ],
   },
   {
