@@ -9,15 +9,20 @@ import { fractions, permutation } from "./weights.ts";
 /** "following" ids share experts as the package was written to, "scattered" ones only by chance. */
 export const STREAMS = ["following", "scattered"] as const;
 export type StreamName = (typeof STREAMS)[number];
-/** Of the only family with a synthetic package. */
-export const VOCABULARY = 262_144;
+
+/** What ids are drawn from, and which of several draws. */
+export interface Draw {
+  readonly vocabSize: number;
+  readonly run: number;
+}
 
 /** The same ids for the same arguments. */
-export function idsOf(stream: StreamName, count: number, run: number): Uint32Array {
+export function idsOf(stream: StreamName, count: number, { vocabSize, run }: Draw): Uint32Array {
   const random = fractions(`${stream}/${run}`);
-  if (stream === "scattered")
-    return Uint32Array.from(permutation(VOCABULARY, random).slice(0, count));
-  const first = Math.floor(random() * (VOCABULARY - count));
+  if (stream === "scattered") {
+    return Uint32Array.from(permutation(vocabSize, random).slice(0, count));
+  }
+  const first = Math.floor(random() * (vocabSize - count));
   return Uint32Array.from({ length: count }, (_, i) => first + i);
 }
 
@@ -37,8 +42,9 @@ export async function compute(session: Session, ids: Uint32Array): Promise<void>
 export async function fill(session: Session): Promise<void> {
   const { slots, shape } = session.model;
   // One chunk leaves hardly an expert untouched, and a hit rate below 100 % would tell.
-  if (slots === shape.expertCount) return await compute(session, idsOf("scattered", 128, 0));
-  for (const id of idsOf("scattered", 2, 0)) await compute(session, Uint32Array.of(id));
+  const draw = { vocabSize: shape.vocabSize, run: 0 };
+  if (slots === shape.expertCount) return await compute(session, idsOf("scattered", 128, draw));
+  for (const id of idsOf("scattered", 2, draw)) await compute(session, Uint32Array.of(id));
 }
 
 /** What has been counted since the model was loaded. */
@@ -50,11 +56,21 @@ export const countersOf = ({ model }: Session) => ({
 export const expertFilesOf = (model: Model): string[] =>
   model.package.layers.map((layer) => layer.path);
 
-/** Bytes of weights that one decode step reads: all common ones once, and the chosen experts. */
+/**
+ * Bytes of weights that one decode step reads: all common ones once, and the chosen experts. Of an embedding
+ * that is not the head as well it reads a row.
+ */
 export function bytesPerToken(model: Model): number {
   const { package: opened, shape } = model;
   const experts = opened.layers.filter((layer) => layer.subTensors !== undefined).length;
-  return opened.weights.residentBytes + experts * shape.expertsPerToken * opened.strideBytes;
+  const unread = opened.manifest.arch.tieWordEmbeddings
+    ? []
+    : [...opened.resident.values()].filter(({ name }) => name.endsWith("embed_tokens.weight"));
+  const embeddingBytes = unread
+    .flatMap(({ bytes, scales, biases }) => [bytes, scales?.bytes ?? 0, biases?.bytes ?? 0])
+    .reduce((a, b) => a + b, 0);
+  const common = opened.weights.residentBytes - embeddingBytes;
+  return common + experts * shape.expertsPerToken * opened.strideBytes;
 }
 
 export const median = (list: readonly number[]): number =>

@@ -1,6 +1,6 @@
 // Measures a full-size package (bench/synthetic.ts writes one) with forced token ids:
 //   bun bench/full.ts DIR [--slots 16,128] [--tokens N] [--warm N] [--prompts 64,512] [--runs N] [--threads N]
-//                     [--precision fast|quick|exact] [--reads rule|buffered|direct|both] [--json]
+//                     [--precision fast|quick|exact] [--reads rule|buffered|direct|both] [--chunk ROWS] [--json]
 // Ids are forced, because greedy decoding of random weights repeats one id and flatters the cache. Two
 // streams of them: "following" ids share experts as the package was written to, "scattered" ones only by
 // chance. A plain reader of memory and of the disk runs beside every run; medians are printed.
@@ -15,6 +15,7 @@ import {
   bytesPerToken,
   compute,
   countersOf,
+  type Draw,
   expertFilesOf,
   fill,
   idsOf,
@@ -34,6 +35,7 @@ const { values: flags, positionals } = parseArgs({
     threads: { type: "string", default: String(cpus().length) },
     precision: { type: "string", default: "fast" },
     reads: { type: "string", default: "rule" },
+    chunk: { type: "string" },
     json: { type: "boolean", default: false },
   },
 });
@@ -121,17 +123,23 @@ interface Case {
   readonly run: (session: Session, run: number) => Promise<Sample>;
 }
 
+const drawOf = ({ model }: Session, run: number): Draw => ({
+  vocabSize: model.shape.vocabSize,
+  run,
+});
+
 function casesOf(isPartial: boolean): Case[] {
   const decodes = STREAMS.flatMap((stream) =>
     (isPartial ? [false, true] : [false]).map((isCold) => ({
       name: `decode, ${stream} ids${isCold ? ", files not cached" : ""}`,
       run: (session: Session, run: number) =>
-        decode(session, idsOf(stream, WARM_TOKENS + tokens, run), isCold),
+        decode(session, idsOf(stream, WARM_TOKENS + tokens, drawOf(session, run)), isCold),
     })),
   );
   const prefills = prompts.map((length) => ({
     name: `prefill of ${length}, scattered ids`,
-    run: (session: Session, run: number) => prefill(session, idsOf("scattered", length, run)),
+    run: (session: Session, run: number) =>
+      prefill(session, idsOf("scattered", length, drawOf(session, run))),
   }));
   return [...decodes, ...prefills];
 }
@@ -166,7 +174,8 @@ async function open(library: string, slots: number, isDirect: boolean | undefine
     precision,
     slots,
     threads,
-    contextRows: 1024,
+    contextRows: Math.max(1024, ...prompts),
+    ...(flags.chunk === undefined ? {} : { chunkRows: Number(flags.chunk) }),
     ...(isDirect === undefined ? {} : { directReads: isDirect }),
   });
   return new Session(model);

@@ -9,7 +9,7 @@ import { mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node
 import { cpus, tmpdir } from "node:os";
 import path from "node:path";
 import { parseArgs } from "node:util";
-import { ARCH_26B } from "../../src/families/gemma4/config.ts";
+import { parseManifest } from "../../src/format/manifest.ts";
 import { buildDeviceLibrary } from "../../src/native/build.ts";
 import { median } from "../forced.ts";
 import { Readers } from "../readers.ts";
@@ -39,12 +39,15 @@ const [packageFolder, gguf] = positionals;
 if (packageFolder === undefined || gguf === undefined) {
   throw new Error("usage: bun bench/peers/compare.ts PACKAGE GGUF [options]");
 }
+const manifest = path.join(packageFolder, "manifest.json");
+const { arch } = parseManifest(readFileSync(manifest), manifest);
 const limitBytes = flags.limit === undefined ? undefined : Number(flags.limit);
 const isLimited = limitBytes !== undefined;
 const sizes = {
   prompts: (flags.prompts ?? (isLimited ? "" : "64,512")).split(",").filter(Boolean).map(Number),
   warm: Number(flags.warm),
   tokens: Number(flags.tokens ?? (isLimited ? 3 : 16)),
+  vocabSize: arch.vocabSize,
 };
 const SIDES = ["ours", "llama"] as const;
 type Side = (typeof SIDES)[number];
@@ -77,7 +80,7 @@ for (const signal of ["SIGINT", "SIGTERM"] as const) {
 const readers = new Readers();
 const folder = mkdtempSync(path.join(tmpdir(), "mference-peers-"));
 
-const layerFiles = Array.from({ length: ARCH_26B.numLayers }, (_, layer) =>
+const layerFiles = Array.from({ length: arch.numLayers }, (_, layer) =>
   path.join(packageFolder, "packed_experts", `layer_${String(layer).padStart(2, "0")}.bin`),
 );
 const files: Readonly<Record<Side, readonly string[]>> = {
@@ -85,17 +88,23 @@ const files: Readonly<Record<Side, readonly string[]>> = {
   llama: [gguf],
 };
 
-/** Weights that a token reads from the file: everything but the experts that were not chosen. */
+/**
+ * Weights that a token reads from the file: everything but the experts that were not chosen, and an
+ * embedding that is not the head as well.
+ */
 function ggufBytesPerToken(): number {
-  const { hiddenSize, moeIntermediateSize, numExperts, topKExperts, numLayers } = ARCH_26B;
-  const expertBytes = (3 * hiddenSize * moeIntermediateSize * 18) / 32;
-  return statSync(gguf!).size - numLayers * (numExperts - topKExperts) * expertBytes;
+  const { hiddenSize, moeIntermediateSize, numExperts, topKExperts, numLayers } = arch;
+  const bytesOf = (values: number): number => (values * 18) / 32;
+  const expertBytes = bytesOf(3 * hiddenSize * moeIntermediateSize);
+  const embeddingBytes = arch.tieWordEmbeddings ? 0 : bytesOf(arch.vocabSize * hiddenSize);
+  const unread = numLayers * (numExperts - topKExperts) * expertBytes + embeddingBytes;
+  return statSync(gguf!).size - unread;
 }
 
 function commands(library: string): Record<Side, (plan: string) => string[]> {
   const { program, backends } = buildLlama();
   const { threads, context, precision, chunk } = flags;
-  const slots = flags.slots ?? (isLimited ? "16" : String(ARCH_26B.numExperts));
+  const slots = flags.slots ?? (isLimited ? "16" : String(arch.numExperts));
   const mode = flags.mode ?? (isLimited ? "mmap" : "repack");
   const options = { package: packageFolder!, library, slots, threads, context, precision, chunk };
   const given = Object.entries(options).flatMap(([key, value]) =>

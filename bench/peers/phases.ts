@@ -53,16 +53,18 @@ export interface PlanSizes {
   /** Decoded before the measured ones. */
   readonly warm: number;
   readonly tokens: number;
+  readonly vocabSize: number;
 }
 
 /** Of a prompt that is not measured: it touches what the first one would find untouched. */
 const WARM_ROWS = 32;
 
 /** Prompts, the longest first so that decoding goes on after the shortest; then forced decoding. */
-export function planPhases({ prompts, warm, tokens }: PlanSizes, round: number): Phase[] {
+export function planPhases(sizes: PlanSizes, round: number): Phase[] {
+  const { prompts, warm, tokens, vocabSize } = sizes;
   const warmRows = prompts.length === 0 ? 0 : WARM_ROWS;
   const total = prompts.reduce((a, b) => a + b, warmRows + warm + tokens);
-  const ids = idsOf("scattered", total, round);
+  const ids = idsOf("scattered", total, { vocabSize, run: round });
   let at = 0;
   const take = (name: string, count: number): Phase => {
     at += count;

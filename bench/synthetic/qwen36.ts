@@ -6,7 +6,7 @@ import { defineSynthetic, GROUP, routerBits } from "./family.ts";
 
 const TEXT = "language_model.model";
 /** What a layer adds to the residual stream, beside a stream of about 1: small, as with trained weights. */
-const BRANCH = 0.1;
+export const BRANCH = 0.1;
 
 /** A dimension of the delta rule. */
 const linear = (key: string): number => ARCH_35B[key] as number;
