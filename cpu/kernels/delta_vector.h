@@ -100,9 +100,10 @@ void MF_ON_PATH(delta_prepare)(const mf_task *task) {
   }
 }
 
-// Rows of the state that a thread carries through all tokens: they stay in its first cache, and a key
-// that was loaded serves them all.
-enum { STATE_ROWS = 4 };
+// Rows of the state at a time, for which a key that was loaded serves, and those that a thread carries
+// through all tokens: they stay in its first cache, and their outputs fill whole lines of it, so that
+// threads do not take turns with a line.
+enum { STATE_ROWS = 4, UNIT_ROWS = 16 };
 
 // What one step needs beside the state.
 typedef struct {
@@ -119,17 +120,13 @@ MF_INLINE void delta_rows(const mf_delta_step *s, uint32_t Dk, float *state, con
   for (int r = 0; r < STATE_ROWS; r++) seen[r] = out[r] = vf_splat(0);
   for (uint32_t i = 0; i < Dk; i += VF) {
     const vf k = vf_load(s->k + i);
-    for (int r = 0; r < STATE_ROWS; r++) {
-      const vf kept = vf_load(state + r * Dk + i) * decay;
-      vf_store(state + r * Dk + i, kept);
-      seen[r] = vf_fma(kept, k, seen[r]);
-    }
+    for (int r = 0; r < STATE_ROWS; r++) seen[r] = vf_fma(vf_load(state + r * Dk + i) * decay, k, seen[r]);
   }
   for (int r = 0; r < STATE_ROWS; r++) delta[r] = vf_splat(s->beta * (v[r] - vf_sum(seen[r])));
   for (uint32_t i = 0; i < Dk; i += VF) {
     const vf k = vf_load(s->k + i), q = vf_load(s->q + i);
     for (int r = 0; r < STATE_ROWS; r++) {
-      const vf grown = vf_fma(delta[r], k, vf_load(state + r * Dk + i));
+      const vf grown = vf_fma(delta[r], k, vf_load(state + r * Dk + i) * decay);
       vf_store(state + r * Dk + i, grown);
       out[r] = vf_fma(grown, q, out[r]);
     }
@@ -146,9 +143,10 @@ void MF_ON_PATH(gated_delta)(const mf_task *task) {
             p->Hk, Dk, p->C);
     return;
   }
-  const uint32_t blocks = Dv / STATE_ROWS, units = p->Hv * blocks;
+  const uint32_t blocks = (Dv + UNIT_ROWS - 1) / UNIT_ROWS, units = p->Hv * blocks;
   for (uint32_t unit; (unit = mf_take(task, 0, units)) < units;) {
-    const uint32_t h = unit / blocks, first = unit % blocks * STATE_ROWS;
+    const uint32_t h = unit / blocks, first = unit % blocks * UNIT_ROWS;
+    const uint32_t rows = Dv - first < UNIT_ROWS ? Dv - first : UNIT_ROWS;
     const uint32_t key = h / (p->Hv / p->Hk) * Dk;
     float *state = (float *)task->buffers[MF_GATED_DELTA_STATE] + ((size_t)h * Dv + first) * Dk;
     for (uint32_t t = 0; t < p->T; t++) {
@@ -157,8 +155,9 @@ void MF_ON_PATH(gated_delta)(const mf_task *task) {
       const mf_delta_step step = {row + key, row + keys + key,
                                   expf(((const float *)task->buffers[MF_GATED_DELTA_ALPHA])[at]),
                                   ((const float *)task->buffers[MF_GATED_DELTA_BETA])[at]};
-      delta_rows(&step, Dk, state, row + 2 * keys + h * Dv + first,
-                 (float *)task->buffers[MF_GATED_DELTA_Y] + at * Dv + first);
+      const float *v = row + 2 * keys + h * Dv + first;
+      float *y = (float *)task->buffers[MF_GATED_DELTA_Y] + at * Dv + first;
+      for (uint32_t r = 0; r < rows; r += STATE_ROWS) delta_rows(&step, Dk, state + r * Dk, v + r, y + r);
     }
   }
 }

@@ -75,8 +75,8 @@ const DELTA_RULE: readonly Mutation[] = [
     edits: [
       {
         file: DELTA,
-        from: "seen[r] = vf_fma(kept, k, seen[r]);",
-        to: "seen[r] = vf_fma(vf_load(state + r * Dk + i) / decay, k, seen[r]);",
+        from: "seen[r] = vf_fma(vf_load(state + r * Dk + i) * decay, k, seen[r]);",
+        to: "seen[r] = vf_fma(vf_load(state + r * Dk + i), k, seen[r]);",
       },
     ],
   },
@@ -146,8 +146,8 @@ const DELTA_RULE: readonly Mutation[] = [
       {
         // v takes the place of k in the update, and the other way round.
         file: DELTA,
-        from: "const vf grown = vf_fma(delta[r], k, vf_load(state + r * Dk + i));",
-        to: "const vf grown = vf_fma(vf_splat(s->beta * s->k[r]), k, vf_load(state + r * Dk + i));",
+        from: "vf_fma(delta[r], k, vf_load(state + r * Dk + i) * decay);",
+        to: "vf_fma(vf_splat(s->beta * s->k[r]), k, vf_load(state + r * Dk + i) * decay);",
       },
     ],
   },
