@@ -219,6 +219,7 @@ export class Qwen36Forward implements ForwardPass {
     ops.matmul(s.sharedHidden, w.down, s.sharedOut, T);
 
     await experts.forward(layer, { T, x: s.normed, routes: s.routes, routed, y: s.routedOut });
+    if (tap) await experts.settle();
     const branches = { shared: s.sharedOut, routed: s.routedOut };
     ops.gatedShared(branches, s.sharedGate, s.mlpOut, T);
     tap?.tensor(`layer${layer}.mlp`, s.mlpOut, T);
