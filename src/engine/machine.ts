@@ -22,7 +22,7 @@ import { recurrentBytes, SNAPSHOTS_MAX } from "../kv/recurrent.ts";
 import { Device, type DeviceInfo } from "../native/device.ts";
 import { PRECISIONS } from "../ops/ops.ts";
 import { env } from "../util/env.ts";
-import { CHUNK_ROWS_DEFAULT, CONTEXT_DEFAULT } from "./model.ts";
+import { CONTEXT_DEFAULT } from "./model.ts";
 
 export type { DeviceInfo };
 
@@ -54,7 +54,7 @@ export function modelNeeds(directory: string): ModelNeeds {
     .filter(([file]) => file.startsWith(`${EXPERTS_FOLDER}/`) && file !== LAYOUT_FILE)
     .reduce((sum, [, { size }]) => sum + size, 0);
   const contextRows = Math.min(CONTEXT_DEFAULT, shape.contextMax);
-  const extent = { contextRows, chunkRows: Math.min(CHUNK_ROWS_DEFAULT, contextRows) };
+  const extent = { contextRows, chunkRows: contextRows };
   const elementBytes = PRECISIONS.fast.kvDtype === "f16" ? 2 : 4;
   return {
     commonBytes: manifest.files[WEIGHTS_FILE]?.size ?? 0,

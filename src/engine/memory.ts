@@ -1,6 +1,6 @@
 /**
- * How many expert slots a model gets where nobody says it, and how the cache gives memory back when it gets
- * scarce. Goes by what is available and by the limits of control groups, never by what the machine has.
+ * How many expert slots a model gets and how many rows of a prompt it takes at once where nobody says it,
+ * and how the cache gives memory back when it gets scarce. Goes by what is available and by the limits of control groups, never by what the machine has.
  */
 import type { ExpertStore } from "../experts/store.ts";
 import { type MemoryFacts, memoryFacts, refaultedBytes } from "../util/limits.ts";
@@ -14,11 +14,18 @@ export interface SlotNeeds {
   readonly slotBytes: number;
   readonly expertCount: number;
   readonly hasText: boolean;
+  /** Activations of one row of a chunk. */
+  readonly rowBytes: number;
+  /** Rows of a chunk that somebody asked for; absent: `chooseChunk`. */
+  readonly chunkRows?: number | undefined;
 }
 
 /** Slots that are chosen: few enough that a little more or less memory changes nothing. */
 const RUNGS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512] as const;
-/** The program itself as it grows after loading, and the scratch of a chunk. */
+/** Chunks that are chosen, longest first; the last is small enough to need no room of its own. */
+const CHUNKS = [512, 256, 128] as const;
+const CHUNK_LEAST = 128;
+/** The program itself as it grows after loading, and the scratch of the smallest chunk. */
 const PROGRAM_BYTES = 100e6;
 /** A tokenizer with a big vocabulary. */
 const TEXT_BYTES = 150e6;
@@ -42,6 +49,21 @@ export function chooseSlots(needs: SlotNeeds, facts: MemoryFacts): number {
   return Math.min(expertCount, RUNGS.findLast((rung) => rung <= wanted) ?? 1);
 }
 
+/**
+ * Rows of a chunk: the longest whose activations take at most half of the room that the slots leave. Long
+ * chunks read each expert less often and give every read more to compute.
+ */
+export function chooseChunk(
+  needs: SlotNeeds,
+  slots: number | "resident",
+  facts: MemoryFacts,
+): number {
+  if (!facts.isExact) return CHUNKS[0];
+  const slotBytes = needs.slotBytes * (slots === "resident" ? needs.expertCount : slots);
+  const roomBytes = facts.usableBytes - fixedBytes(needs) - slotBytes;
+  return CHUNKS.find((rows) => chunkBytes(needs, rows) <= roomBytes / 2) ?? CHUNK_LEAST;
+}
+
 /** Positions that a session gets where nobody says it: fewer where not even one slot would fit beside more. */
 const CONTEXTS = [4096, 2048, 1024, 512] as const;
 
@@ -58,9 +80,18 @@ export function chooseContext(
 }
 
 function slotsWithin(needs: SlotNeeds, bytes: number): number {
-  const { commonBytes, kvBytes, slotBytes, hasText } = needs;
-  const fixedBytes = commonBytes + kvBytes + PROGRAM_BYTES + (hasText ? TEXT_BYTES : 0);
-  return Math.floor((bytes - fixedBytes) / Math.max(1, slotBytes));
+  return Math.floor((bytes - fixedBytes(needs)) / Math.max(1, needs.slotBytes));
+}
+
+function fixedBytes(needs: SlotNeeds): number {
+  const { commonBytes, kvBytes, hasText, chunkRows = CHUNK_LEAST } = needs;
+  const textBytes = hasText ? TEXT_BYTES : 0;
+  return commonBytes + kvBytes + PROGRAM_BYTES + textBytes + chunkBytes(needs, chunkRows);
+}
+
+/** What a chunk takes beyond the smallest one. */
+function chunkBytes({ rowBytes }: SlotNeeds, rows: number): number {
+  return rowBytes * Math.max(0, rows - CHUNK_LEAST);
 }
 
 /** Room that is left free for what grows: below it the cache shrinks. */

@@ -27,10 +27,8 @@ import { Stream } from "../ops/stream.ts";
 import { Weights } from "../ops/weights.ts";
 import { MferenceError } from "../util/errors.ts";
 import { memoryFacts } from "../util/limits.ts";
-import { chooseContext, chooseSlots, MemoryGuard, type SlotNeeds } from "./memory.ts";
+import { chooseChunk, chooseContext, chooseSlots, MemoryGuard, type SlotNeeds } from "./memory.ts";
 
-/** Rows of a prefill chunk when nothing else is asked for. */
-export const CHUNK_ROWS_DEFAULT = 128;
 /** Positions of a session when nothing else is asked for. */
 export const CONTEXT_DEFAULT = 4096;
 
@@ -44,6 +42,7 @@ export interface ModelOptions {
   /** Slots of each layer (more than the experts is clamped), or all experts mapped; absent: `chooseSlots`. */
   readonly slots?: number | "resident";
   readonly contextRows?: number;
+  /** Most rows of a prompt computed at once; absent: `chooseChunk`. */
   readonly chunkRows?: number;
   /** Rows of logits kept at once; more than 1 for tests. */
   readonly logitRows?: number;
@@ -154,12 +153,12 @@ function resolveSizes(options: ModelOptions, shape: ModelShape, opened: Package)
       `a context of ${contextRows} tokens is not possible: expected 1 to ${contextMax}, what the model was made for`,
     );
   }
-  const chunkRows = chunkRowsOf(options, contextRows);
+  const needs = needsOf(contextRows);
+  const { slots = chooseSlots(needs, facts), logitRows = 1 } = options;
+  const chunkRows = Math.min(options.chunkRows ?? chooseChunk(needs, slots, facts), contextRows);
   if (!Number.isInteger(chunkRows) || chunkRows < 1) {
     throw new MferenceError("engine.options", `a chunk of ${chunkRows} rows: expected 1 or more`);
   }
-  const needs = needsOf(contextRows);
-  const { slots = chooseSlots(needs, facts), logitRows = 1 } = options;
   return {
     contextRows,
     chunkRows,
@@ -169,20 +168,31 @@ function resolveSizes(options: ModelOptions, shape: ModelShape, opened: Package)
   };
 }
 
-const chunkRowsOf = (options: ModelOptions, contextRows: number): number =>
-  Math.min(options.chunkRows ?? CHUNK_ROWS_DEFAULT, contextRows);
+/** Floats of a row beside those of its experts, in hidden widths: more than any family's layer graph has. */
+const ROW_WIDTHS = 32;
+
+/** Bytes of the activations of one row of a chunk, generously. */
+export function rowBytesOf(
+  shape: Pick<ModelShape, "hiddenSize" | "expertWidth" | "expertsPerToken">,
+): number {
+  const { hiddenSize: D, expertWidth: F, expertsPerToken: K } = shape;
+  return 4 * (K * (D + F) + ROW_WIDTHS * D);
+}
 
 /** What the model needs in memory at a context. */
 function slotNeeds(options: ModelOptions, shape: ModelShape, opened: Package) {
   const elementBytes = PRECISIONS[options.precision ?? "fast"].kvDtype === "f16" ? 2 : 4;
   return (contextRows: number): SlotNeeds => {
-    const extent = { contextRows, chunkRows: chunkRowsOf(options, contextRows) };
+    const { chunkRows } = options;
+    const extent = { contextRows, chunkRows: Math.max(1, chunkRows ?? contextRows) };
     return {
       commonBytes: opened.weights.sizeBytes,
       kvBytes: kvBytes(shape.kvLayers, extent, elementBytes),
       slotBytes: opened.layers.reduce((sum, { strideBytes }) => sum + strideBytes, 0),
       expertCount: shape.expertCount,
       hasText: opened.text !== undefined,
+      rowBytes: rowBytesOf(shape),
+      chunkRows,
     };
   };
 }

@@ -194,8 +194,8 @@ export class Session {
     await experts.settle().catch(() => undefined);
     stream.abandon();
     if (error instanceof MferenceError && error.code === "native.cancelled") {
-      // What was under way was skipped; its rows are written again. That is one chunk at most, which
-      // rings hold, unless the caller let several calls pass without choosing.
+      // What was under way was skipped; its rows are written again. Rings hold what came before a block;
+      // behind more than that, a longer chunk or several calls without a choice, everything is.
       const kept = kv.restorable(this.#complete);
       if (kept === 0) this.reset();
       else this.#goBack(kept);

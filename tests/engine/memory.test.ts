@@ -1,6 +1,7 @@
 import { afterAll, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
 import {
+  chooseChunk,
   chooseContext,
   chooseSlots,
   type Gauges,
@@ -19,6 +20,7 @@ const NEEDS: SlotNeeds = {
   slotBytes: 100_761_600,
   expertCount: 128,
   hasText: false,
+  rowBytes: 473_088,
 };
 
 /** What a process that has taken 60 MB finds. */
@@ -52,8 +54,28 @@ test("a tokenizer takes its share, and small models fit whole", () => {
   expect(chooseSlots({ ...NEEDS, slotBytes: 1e6, expertCount: 32 }, facts(8e9, false))).toBe(32);
 });
 
-test("where only free memory is known, 16 slots are taken", () => {
+test.each([
+  // The slots come first, the chunk gets half of what they leave.
+  [3.6e9, 16, 256],
+  [2.2e9, 3, 128],
+  [1e9, 1, 128],
+  [8e9, 48, 512],
+  [20e9, 128, 512],
+  [20e9, "resident", 512],
+  [14e9, "resident", 128],
+] as const)("%d bytes with %p slots: chunks of %i rows", (bytes, slots, rows) => {
+  expect(chooseChunk(NEEDS, slots, facts(bytes, true))).toBe(rows);
+});
+
+test("a long chunk that is asked for costs slots", () => {
+  const choose = (chunkRows: number): number =>
+    chooseSlots({ ...NEEDS, chunkRows }, facts(3.6e9, true));
+  expect([1, 128, 512, 4096].map(choose)).toEqual([16, 16, 12, 1]);
+});
+
+test("where only free memory is known, 16 slots and long chunks are taken", () => {
   const unknown = { ...facts(100e6, false), isExact: false };
+  expect(chooseChunk(NEEDS, 16, unknown)).toBe(512);
   expect(chooseSlots(NEEDS, unknown)).toBe(16);
   expect(chooseSlots({ ...NEEDS, expertCount: 8 }, unknown)).toBe(8);
   expect(chooseContext(8192, () => NEEDS, unknown)).toBe(4096);

@@ -2,7 +2,12 @@ import { afterAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { prepareLibraries } from "../../src/engine/libraries.ts";
-import { loadModel, type ModelOptions, wantsDirectReads } from "../../src/engine/model.ts";
+import {
+  loadModel,
+  type ModelOptions,
+  rowBytesOf,
+  wantsDirectReads,
+} from "../../src/engine/model.ts";
 import { Session } from "../../src/engine/session.ts";
 import { editJson, flipByte } from "../fixtures/checkpoints.ts";
 import { capLogits } from "../../src/ops/sampling.ts";
@@ -54,6 +59,19 @@ describe("loading", () => {
     const { bufferBytes } = model.device.counters();
     expect(bufferBytes).toBe(memory.kvBytes + memory.scratchBytes);
   });
+
+  test.each(["gemma4-a", "qwen36-a-dk64"])(
+    "counts the activations of %s generously",
+    async (name) => {
+      const directory = await packageOf(name);
+      const scratchBytes = async (chunkRows: number): Promise<number> =>
+        (await loadTiny({ directory, chunkRows })).memory().scratchBytes;
+      const rowBytes = ((await scratchBytes(64)) - (await scratchBytes(32))) / 32;
+      const { shape } = await loadTiny({ directory });
+      expect(rowBytes).toBeGreaterThan(0.4 * rowBytesOf(shape));
+      expect(rowBytes).toBeLessThan(rowBytesOf(shape));
+    },
+  );
 
   test.each([
     [{ contextRows: 0 }, "a context of 0 tokens is not possible: expected 1 to 4096"],
