@@ -29,6 +29,8 @@ function convCase(T: number, C: number, K: number): ConformanceCase {
 interface DeltaCase extends Omit<reference.DeltaShape, "C"> {
   readonly name: string;
   readonly isHeavy?: boolean;
+  /** Tokens that the reference takes at a time, instead of one after another. */
+  readonly chunk?: number;
 }
 
 const widthOf = ({ Hk, Hv, Dk, Dv }: DeltaCase): number => 2 * Hk * Dk + Hv * Dv;
@@ -57,7 +59,7 @@ function prepareCase(given: DeltaCase, deviation = 1): ConformanceCase {
 
 /** Rows as `delta_prepare` leaves them: unit keys, decays over the whole of (0, 1), steps below 1. */
 function deltaCase(given: DeltaCase): ConformanceCase {
-  const { T, Hk, Hv, Dk, Dv, name, isHeavy = false } = given;
+  const { T, Hk, Hv, Dk, Dv, name, isHeavy = false, chunk } = given;
   const build = () => {
     const random = createRandom(T + Hv * Dk);
     const C = widthOf(given);
@@ -76,7 +78,10 @@ function deltaCase(given: DeltaCase): ConformanceCase {
     return {
       params: { T, C, Hk, Hv, Dk, Dv },
       inputs,
-      expected: reference.gatedDelta({ ...given, C }, inputs),
+      expected:
+        chunk === undefined
+          ? reference.gatedDelta({ ...given, C }, inputs)
+          : reference.gatedDeltaInChunks({ ...given, C }, inputs, chunk),
     };
   };
   return defineCase(gatedDelta, name, build, { isHeavy });
@@ -184,6 +189,8 @@ const DELTAS: readonly DeltaCase[] = [
   { name: "key dim 64, value dim 32", T: 5, Hk: 2, Hv: 4, Dk: 64, Dv: 32 },
   { name: "key dim 16, value dim 20", T: 9, Hk: 1, Hv: 3, Dk: 16, Dv: 20 },
   { name: "2,100 tokens", T: 2100, Hk: 1, Hv: 2, Dk: 32, Dv: 8, isHeavy: true },
+  // What prefill in chunks would give.
+  { name: "chunks of 64", T: 2100, Hk: 1, Hv: 1, Dk: 32, Dv: 8, isHeavy: true, chunk: 64 },
 ];
 
 export const deltaCases: readonly ConformanceCase[] = [

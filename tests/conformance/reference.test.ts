@@ -1,6 +1,7 @@
 /** The references themselves, against published or hand-made numbers. */
 import { expect, test } from "bun:test";
 import { attention, ropeTable, rotate, softmax } from "../reference/attention.ts";
+import { gatedDelta, gatedDeltaInChunks } from "../reference/delta.ts";
 import { bf16FromFloat, f16FromFloat, floatFromF16 } from "../reference/half.ts";
 import { normRow } from "../reference/norm.ts";
 import { createRandom } from "../reference/random.ts";
@@ -87,4 +88,23 @@ test("the sampler's passes", () => {
 test("the same seed gives the same data", () => {
   expect(createRandom(9).normals(100)).toEqual(createRandom(9).normals(100));
   expect(createRandom(9).normals(100)).not.toEqual(createRandom(10).normals(100));
+});
+
+test("the gated delta rule in chunks is the one token after token", () => {
+  const shape = { T: 70, C: 2 * 2 * 16 + 4 * 4, Hk: 2, Hv: 4, Dk: 16, Dv: 4 };
+  const random = createRandom(70);
+  const mixed = random.normals(shape.T * shape.C, 0.2);
+  // Decays down to e^-20 in one step: only differences of their logarithms are ever raised.
+  const alpha = random.normals(shape.T * shape.Hv, 3).map((x) => -Math.exp(x));
+  const beta = random.normals(shape.T * shape.Hv).map((x) => 1 / (1 + Math.exp(-x)));
+  const given = { mixed, alpha, beta, state: random.normals(4 * 4 * 16) };
+  const wanted = gatedDelta(shape, given);
+  for (const chunk of [1, 16, 64, 100]) {
+    const found = gatedDeltaInChunks(shape, given, chunk);
+    for (const name of ["y", "state"] as const) {
+      const largest = Math.max(...wanted[name].map(Math.abs));
+      const off = Math.max(...found[name].map((x, i) => Math.abs(x - wanted[name][i]!)));
+      expect(off / largest).toBeLessThan(1e-12);
+    }
+  }
 });

@@ -4,6 +4,9 @@ import { withPackage } from "../golden/check.ts";
 import { answer, heldOut } from "../golden/demo.ts";
 import { answersOf, dialoguesOf } from "../golden/dialogues.ts";
 import { DEMO, library } from "../golden/library.ts";
+import { compareSteps, decodeGreedy, type Step } from "../golden/tokens.ts";
+import { loadModel } from "../../src/engine/model.ts";
+import { findTextFiles, openText } from "../../src/text/index.ts";
 import { demoSource } from "../../src/install/demo.ts";
 
 test.each(["exact", "fast"] as const)(
@@ -50,3 +53,37 @@ test.each(["exact", "fast"] as const)(
   },
   300_000,
 );
+
+/** What follows each prompt, fed in chunks of so many ids. */
+async function stepsAfter(directory: string, chunkRows: number): Promise<Step[][]> {
+  const options = { directory, library, precision: "exact", slots: 16, contextRows: 2304 } as const;
+  const model = await loadModel({ ...options, chunkRows });
+  const files = findTextFiles(`${directory}/tokenizer`)!;
+  const text = openText({ files, dialect: model.family.chat });
+  const prompts = dialoguesOf("demo-qwen36").map(({ prompt }) =>
+    text.tokenizer.encode(prompt, { specials: true }),
+  );
+  const long = prompts.flatMap((ids) => [...ids]).slice(0, 2100);
+  expect(long).toHaveLength(2100);
+  const end = { stopIds: new Set(text.stopIds.keys()), maxNew: 32 };
+  const all: Step[][] = [];
+  for (const ids of [long, ...prompts.slice(0, 8)]) {
+    all.push(await decodeGreedy(model, Uint32Array.from(ids), end));
+  }
+  text.close();
+  model.close();
+  return all;
+}
+
+test("Qwen's demo goes on alike after prompts fed whole and one by one, one of 2,100 ids", async () => {
+  await withPackage(demoSource("demo-qwen36"), async (directory) => {
+    const whole = await stepsAfter(directory, 128);
+    const singles = await stepsAfter(directory, 1);
+    for (const [i, steps] of whole.entries()) {
+      const { isWithin, difference } = compareSteps(steps, singles[i]!);
+      expect(isWithin).toBe(true);
+      const largest = Math.max(...steps[0]!.logits.map(Math.abs));
+      expect(difference).toBeLessThanOrEqual(5e-5 * largest);
+    }
+  });
+}, 300_000);

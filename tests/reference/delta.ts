@@ -116,6 +116,78 @@ export function gatedDelta(
   return { y, state };
 }
 
+/** The tokens of one chunk for one head: rows of keys and queries, the sums of their logarithms, steps. */
+interface DeltaChunk {
+  readonly q: readonly Float64Array[];
+  readonly k: readonly Float64Array[];
+  readonly logs: readonly number[];
+  readonly beta: readonly number[];
+}
+
+const dot = (a: Float64Array, b: Float64Array): number =>
+  a.reduce((sum, value, i) => sum + value * b[i]!, 0);
+
+/** One chunk for one row of the state, in place; returns the outputs of its tokens. */
+function chunkRow(row: Float64Array, { q, k, logs, beta }: DeltaChunk, v: readonly number[]) {
+  const before = row.slice();
+  // (I + L) delta = beta (v - a K S), from the first token on.
+  const delta: number[] = [];
+  for (const [t, key] of k.entries()) {
+    let seen = Math.exp(logs[t]!) * dot(before, key);
+    for (const [s, change] of delta.entries()) {
+      seen += Math.exp(logs[t]! - logs[s]!) * dot(key, k[s]!) * change;
+    }
+    delta.push(beta[t]! * (v[t]! - seen));
+  }
+  const y = q.map((query, t) => {
+    let sum = Math.exp(logs[t]!) * dot(before, query);
+    for (let s = 0; s <= t; s++) {
+      sum += Math.exp(logs[t]! - logs[s]!) * dot(query, k[s]!) * delta[s]!;
+    }
+    return sum;
+  });
+  const last = logs.at(-1)!;
+  for (let i = 0; i < row.length; i++) {
+    row[i] = Math.exp(last) * before[i]!;
+    for (const [s, change] of delta.entries()) {
+      row[i]! += Math.exp(last - logs[s]!) * change * k[s]![i]!;
+    }
+  }
+  return y;
+}
+
+/**
+ * The same recurrence in chunks of so many tokens: the changes of the state within a chunk solve a
+ * triangular system. Source: arXiv 2412.06464, section 3.3.
+ */
+export function gatedDeltaInChunks(
+  { T, C, Hk, Hv, Dk, Dv }: DeltaShape,
+  given: DeltaInputs & { readonly state: ArrayLike<number> },
+  chunk: number,
+): { y: Float64Array; state: Float64Array } {
+  const mixed = Float64Array.from(given.mixed);
+  const state = Float64Array.from(given.state);
+  const y = new Float64Array(T * Hv * Dv);
+  for (let first = 0; first < T; first += chunk) {
+    const tokens = Array.from({ length: Math.min(chunk, T - first) }, (_, t) => first + t);
+    for (let h = 0; h < Hv; h++) {
+      const query = Math.floor((h * Hk) / Hv) * Dk;
+      const rows = (at: number) => tokens.map((t) => mixed.subarray(t * C + at, t * C + at + Dk));
+      let sum = 0;
+      const logs = tokens.map((t) => (sum += given.alpha[t * Hv + h]!));
+      const beta = tokens.map((t) => given.beta[t * Hv + h]!);
+      const head = { q: rows(query), k: rows(query + Hk * Dk), logs, beta };
+      for (let d = 0; d < Dv; d++) {
+        const row = state.subarray((h * Dv + d) * Dk, (h * Dv + d + 1) * Dk);
+        const values = tokens.map((t) => mixed[t * C + 2 * Hk * Dk + h * Dv + d]!);
+        const outputs = chunkRow(row, head, values);
+        outputs.forEach((output, t) => (y[((first + t) * Hv + h) * Dv + d] = output));
+      }
+    }
+  }
+  return { y, state };
+}
+
 /** N(x; weight) * silu(gate), head by head. */
 export function gatedNorm(
   x: ArrayLike<number>,
