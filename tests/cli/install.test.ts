@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { sha256 } from "../../src/format/digest.ts";
@@ -8,9 +8,6 @@ import { pinNamed } from "../../src/install/catalogue.ts";
 import { editJson, GOLDEN, temporaryFolder } from "../fixtures/checkpoints.ts";
 import { COMMIT, REPOSITORY, startHub, type Hub } from "../support/hub.ts";
 import { startProxy } from "../support/proxy.ts";
-
-// Processes start slowly on a busy machine.
-setDefaultTimeout(60_000);
 
 const MAIN = path.resolve(import.meta.dir, "../../src/cli/main.ts");
 const SOURCE = path.join(GOLDEN, "gemma4-a-e16");

@@ -2,7 +2,7 @@
  * The compiled program, built once, as somebody meets it who has one file and nothing else: an empty
  * folder, an empty home, no variable but HOME.
  */
-import { beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { beforeAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
@@ -11,8 +11,6 @@ const ROOT = path.join(import.meta.dir, "../..");
 const QUESTION = "What is the capital of France?";
 const ANSWER = "The capital of France is Paris.\n";
 const ASK = ["chat", "--prompt", QUESTION, "--quiet"];
-
-setDefaultTimeout(120_000);
 
 /** Why no binary can be built here. */
 const missing =

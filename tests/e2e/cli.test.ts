@@ -1,5 +1,5 @@
 /** The real program in processes of its own: its answers, its refusals, its signals. */
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -11,9 +11,6 @@ const ANSWER = "The capital of France is Paris.\n";
 const LONG = "word ".repeat(5000);
 /** Text without end: every token is as likely as any other. */
 const ENDLESS = ["--temp", "1000", "--top-k", "0", "--top-p", "1", "--seed", "1", "--quiet"];
-
-// Processes start slowly on a busy machine.
-setDefaultTimeout(60_000);
 
 let folder = "";
 let home = "";

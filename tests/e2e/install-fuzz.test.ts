@@ -2,7 +2,7 @@
  * Seeded damage to every file that an install or a load reads: each is refused in a sentence or accepted,
  * and what is accepted comes back the same when it is written and read again.
  */
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { MferenceError } from "../../src/util/errors.ts";
@@ -25,8 +25,6 @@ import { verifyPackage } from "../../src/install/verify.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom, type Random } from "../reference/random.ts";
-
-setDefaultTimeout(120_000);
 
 /** For each kind of file. */
 const INPUTS = 4000;

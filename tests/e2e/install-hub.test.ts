@@ -3,7 +3,7 @@
  * README shows, every family, every kind of failure with its exit code, and nothing of it asks the network
  * for what is there.
  */
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
@@ -13,9 +13,6 @@ import type { Order } from "../support/hub.ts";
 const ROOT = path.join(import.meta.dir, "../..");
 const MAIN = path.join(ROOT, "src/cli/main.ts");
 const PORT = /:8411\b/g;
-
-// Processes start slowly on a busy machine.
-setDefaultTimeout(120_000);
 
 interface Run {
   readonly exit: number;

@@ -2,7 +2,7 @@
  * Downloads by the program itself, stopped by signals or killed at any moment, and what other commands
  * do meanwhile: one lock keeps them apart, and it ends with its process.
  */
-import { afterEach, beforeEach, expect, setDefaultTimeout, test } from "bun:test";
+import { afterEach, beforeEach, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { sha256 } from "../../src/format/digest.ts";
@@ -17,9 +17,6 @@ import { failureOf, type Failure } from "../fixtures/failures.ts";
 import { SNAPSHOTS, writeSnapshot } from "../fixtures/snapshots.ts";
 import { createRandom } from "../reference/random.ts";
 import { REPOSITORY, startHub, type Hub, type HubRequest } from "../support/hub.ts";
-
-// Processes start slowly on a busy machine.
-setDefaultTimeout(120_000);
 
 const MAIN = path.resolve(import.meta.dir, "../../src/cli/main.ts");
 const PROXIES = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "HF_ENDPOINT"];
