@@ -23,8 +23,10 @@ export interface SlotNeeds {
 /** Slots that are chosen: few enough that a little more or less memory changes nothing. */
 const RUNGS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512] as const;
 /** Chunks that are chosen, longest first; the last is small enough to need no room of its own. */
-const CHUNKS = [512, 256, 128] as const;
+const CHUNKS = [1024, 512, 256, 128] as const;
 const CHUNK_LEAST = 128;
+/** Longer ones save reads and hardly time: where nothing is read, or memory is unknown, they are not chosen. */
+const CHUNK_USUAL = 512;
 /** The program itself as it grows after loading, and the scratch of the smallest chunk. */
 const PROGRAM_BYTES = 100e6;
 /** A tokenizer with a big vocabulary. */
@@ -58,10 +60,12 @@ export function chooseChunk(
   slots: number | "resident",
   facts: MemoryFacts,
 ): number {
-  if (!facts.isExact) return CHUNKS[0];
-  const slotBytes = needs.slotBytes * (slots === "resident" ? needs.expertCount : slots);
-  const roomBytes = facts.usableBytes - fixedBytes(needs) - slotBytes;
-  return CHUNKS.find((rows) => chunkBytes(needs, rows) <= roomBytes / 2) ?? CHUNK_LEAST;
+  if (!facts.isExact) return CHUNK_USUAL;
+  const kept = slots === "resident" ? needs.expertCount : slots;
+  const most = kept < needs.expertCount ? CHUNKS[0] : CHUNK_USUAL;
+  const roomBytes = facts.usableBytes - fixedBytes(needs) - kept * needs.slotBytes;
+  const fits = (rows: number): boolean => chunkBytes(needs, rows) <= roomBytes / 2;
+  return CHUNKS.find((rows) => rows <= most && fits(rows)) ?? CHUNK_LEAST;
 }
 
 /** Positions that a session gets where nobody says it: fewer where not even one slot would fit beside more. */

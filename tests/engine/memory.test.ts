@@ -59,7 +59,9 @@ test.each([
   [3.6e9, 16, 256],
   [2.2e9, 3, 128],
   [1e9, 1, 128],
-  [8e9, 48, 512],
+  [8e9, 48, 1024],
+  [4.2e9, 16, 512],
+  // What is never read again gains nothing from longer ones.
   [20e9, 128, 512],
   [20e9, "resident", 512],
   [14e9, "resident", 128],
