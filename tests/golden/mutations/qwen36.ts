@@ -114,7 +114,7 @@ const DELTA_RULE: readonly Mutation[] = [
       {
         file: DELTA,
         from: "first + c, sum * vf_sigmoid(sum), n - c);",
-        to: "first + c, first + c >= p->C / 2 ? sum : sum * vf_sigmoid(sum), n - c);",
+        to: "first + c, sum * (first + c >= p->C / 2 ? vf_splat(1) : vf_sigmoid(sum)), n - c);",
       },
     ],
   },
