@@ -132,6 +132,13 @@ const BOUNDS: readonly ShaderFault[] = [
       "    return dot_four(codes_in_place(ushort(both >> 16)), x.high,\n" +
       "                    dot_four(codes_in_place(ushort(both)), x.low, 0.0f));\n",
   },
+  {
+    title: "channels of a convolution beyond the last",
+    kernel: "causal_conv",
+    after: "kernel void causal_conv",
+    original: "  if (c >= p.C) return;\n",
+    replacement: "",
+  },
 ];
 
 const LANES: readonly ShaderFault[] = [
@@ -238,6 +245,13 @@ const NUMBERS: readonly ShaderFault[] = [
     after: "static inline void attend_narrow",
     original: "min(h / (p.H / p.Hkv), p.Hkv - 1)",
     replacement: "min(h % p.Hkv, p.Hkv - 1)",
+  },
+  {
+    title: "the state's decay after the read",
+    kernel: "gated_delta",
+    after: "kernel void gated_delta",
+    original: "      s[i] *= decay;\n      seen = fma(s[i], k[at_key], seen);",
+    replacement: "      seen = fma(s[i], k[at_key], seen);\n      s[i] *= decay;",
   },
 ];
 
