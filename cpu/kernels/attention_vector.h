@@ -3,15 +3,16 @@
 //   a tile   up to TILE_ROWS rows (token t, head h of one group g), which share every read of K and V
 //   a span   SPAN keys, aligned to absolute positions: scores, their softmax and the sum of values
 //   a block  up to BLOCK_MAX keys, widened to float32 once for the whole tile
+//   a few    up to FEW rows, whose sums with four keys, or with WIDE vectors of values, fill the registers
 //
 // The spans of a row are merged in ascending order. Tile, threads and T decide only who computes what:
-// a row's bits depend on its own keys alone. With few tiles (decode) the spans are spread over the
-// threads and merged afterwards by the same arithmetic.
+// a row's bits depend on its own keys alone. With few tiles (decode) spans are given to the threads one
+// by one and merged afterwards by the same arithmetic.
 #ifndef MF_ATTENTION_VECTOR_H
 #define MF_ATTENTION_VECTOR_H
 #include "vector.h"
 
-enum { TILE_ROWS = 32, SPAN = 256, BLOCK_MAX = 16, BLOCK_FLOATS = 4096, WIDE = 4 };
+enum { TILE_ROWS = 32, SPAN = 256, BLOCK_MAX = 16, BLOCK_FLOATS = 4096, FEW = 3, WIDE = 4, STEP = 16 };
 // Most floats of scratch that spans may be spread over (64 MiB).
 #define SPREAD_FLOATS_MAX ((uint64_t)1 << 24)
 
@@ -25,9 +26,9 @@ typedef struct {
   const uint8_t *keys;
   const uint8_t *values;
   float *y;
-  float *wide;    // [block, Dh]: a block of half-precision rows, widened
+  float *wide;    // a block of half-precision keys, or a part of its values, widened
   float *scores;  // [TILE_ROWS, SPAN]
-  uint32_t block; // keys of a block: half of a first-level cache
+  uint32_t block; // keys of a block: half of a first-level cache. Values are taken by BLOCK_MAX
   bool is_half;
 } mf_attention;
 
@@ -69,23 +70,22 @@ MF_INLINE size_t query_at(const mf_attention_params *p, const mf_tile *tile, uin
   return ((size_t)(row / group) * p->H + tile->g * group + row % group) * p->Dh;
 }
 
-// Asks for the row of the key u of group g. A row is a small part of a page, which no processor
-// foresees: without this, decoding reads at a quarter of the speed.
-MF_INLINE void prefetch_row(const mf_attention *a, const uint8_t *cache, uint32_t g, uint32_t u) {
-  const mf_attention_params *p = a->p;
-  const size_t head_bytes = (size_t)p->Dh * (a->is_half ? 2 : 4);
-  const uint8_t *row = cache + ((size_t)(u % p->R) * p->Hkv + g) * head_bytes;
-  for (size_t i = 0; i < head_bytes; i += 64) __builtin_prefetch(row + i, 0, 3);
-}
+// How the elements of a block are kept.
+typedef enum {
+  FLOATS,       // as they are used
+  HALVES,       // to be widened
+  HALVES_KEPT,  // to be widened, and stored for the rows that follow
+  WIDENED,      // that were stored so
+} mf_form;
 
-// Whether half-precision rows are widened as they are used: two rows read each value only once.
-MF_INLINE bool is_narrow(const mf_attention *a, const mf_tile *tile) {
-  return a->is_half && tile->rows <= 2;
-}
-
-MF_INLINE vf element(const void *row, bool is_narrow, uint32_t d) {
-  return is_narrow ? vf_from_f16((const uint16_t *)row + d) : vf_load((const float *)row + d);
-}
+// The rows of a block's keys or values, and those of the block after it.
+typedef struct {
+  const uint8_t *rows[BLOCK_MAX];
+  const uint8_t *next[BLOCK_MAX];
+  uint32_t count;
+  mf_form form;  // for the first rows of a tile
+  float *wide;
+} mf_block;
 
 // Where the block after this one begins.
 typedef struct {
@@ -93,70 +93,119 @@ typedef struct {
   uint32_t u;
 } mf_next;
 
-// Rows of the keys u .. u + count - 1 of a tile's group, widened where the tile wants it; meanwhile the
-// next block is fetched.
-MF_INLINE void load_block(const mf_attention *a, const mf_tile *tile, const uint8_t *cache, uint32_t u,
-                          uint32_t count, mf_next next, const void **rows) {
+// Rows of the keys u .. u + count - 1 of group g.
+MF_INLINE void list_rows(const mf_attention *a, uint32_t g, mf_next from, uint32_t count,
+                         const uint8_t **rows) {
   const mf_attention_params *p = a->p;
-  const uint32_t Dh = p->Dh;
-  const size_t element_bytes = a->is_half ? 2 : 4;
-  const size_t row_bytes = (size_t)p->Hkv * Dh * element_bytes;
-  uint32_t slot = u % p->R;
+  const size_t head_bytes = (size_t)p->Dh * (a->is_half ? 2 : 4);
+  uint32_t slot = from.u % p->R;
   for (uint32_t i = 0; i < count; i++) {
-    const uint8_t *row = cache + slot * row_bytes + (size_t)tile->g * Dh * element_bytes;
+    rows[i] = from.cache + ((size_t)slot * p->Hkv + g) * head_bytes;
     if (++slot == p->R) slot = 0;
-    prefetch_row(a, next.cache, tile->g, next.u + i);
-    rows[i] = row;
-    if (!a->is_half || is_narrow(a, tile)) continue;
-    float *wide = a->wide + (size_t)i * Dh;
-#pragma GCC unroll 4
-    for (uint32_t d = 0; d < Dh; d += VF) vf_store(wide + d, vf_from_f16((const uint16_t *)row + d));
-    rows[i] = wide;
   }
 }
 
-// Scores of `rows` (1 or 2) queries with four keys.
-MF_INLINE void score_four(const float *const *q, uint32_t rows, const void *const *k, bool is_narrow,
-                          uint32_t Dh, float (*out)[4]) {
-  vf sum[2][4];
+// Rows that are computed together where `left` are left; four go as two and two.
+MF_INLINE uint32_t few_of(uint32_t left) { return left == 4 ? 2 : left < FEW ? left : FEW; }
+
+// Rows of the next block that are asked for during one part of the work on this block. A row is a small
+// part of a page, which no processor foresees; and asked for all at once they would keep the loads waiting.
+typedef struct {
+  const uint8_t *const *rows;
+  uint32_t count;
+  uint32_t element_bytes;
+} mf_ahead;
+
+MF_INLINE mf_ahead ahead_of(const mf_attention *a, const mf_block *b, uint32_t part, uint32_t parts) {
+  const uint32_t first = b->count * part / parts, end = b->count * (part + 1) / parts;
+  return (mf_ahead){b->next + first, end - first, a->is_half ? 2 : 4};
+}
+
+MF_INLINE void ask(mf_ahead ahead, uint32_t d) {
+  for (uint32_t i = 0; i < ahead.count; i++) {
+    __builtin_prefetch(ahead.rows[i] + (size_t)d * ahead.element_bytes, 0, 3);
+  }
+}
+
+// Scores of `rows` queries with four keys. Widened keys lie in turn in `wide`, [Dh / VF, 4, VF].
+MF_INLINE void score_four(const float *const *queries, uint32_t rows, mf_form form,
+                          const uint8_t *const *keys, float *wide, uint32_t Dh, mf_ahead ahead,
+                          vf_quad *out) {
+  const float *q[FEW];
+  const uint8_t *k[4];
+  vf sum[FEW][4];
   for (uint32_t r = 0; r < rows; r++) {
+    q[r] = queries[r];
     for (int i = 0; i < 4; i++) sum[r][i] = vf_splat(0);
   }
-  for (uint32_t d = 0; d < Dh; d += VF) {
-    vf x[2];
-    for (uint32_t r = 0; r < rows; r++) x[r] = vf_load(q[r] + d);
-    for (int i = 0; i < 4; i++) {
-      const vf key = element(k[i], is_narrow, d);
-      for (uint32_t r = 0; r < rows; r++) sum[r][i] = vf_fma(x[r], key, sum[r][i]);
+  for (int i = 0; i < 4; i++) k[i] = keys[i];
+  for (uint32_t step = 0; step < Dh; step += STEP) {
+    ask(ahead, step);
+    for (uint32_t n = 0; n < STEP; n += VF, wide += 4 * VF) {
+      const uint32_t d = step + n;
+      vf x[FEW];
+      for (uint32_t r = 0; r < rows; r++) x[r] = vf_load(q[r] + d);
+      for (int i = 0; i < 4; i++) {
+        const vf key = form == WIDENED  ? vf_load(wide + i * VF)
+                       : form == FLOATS ? vf_load((const float *)k[i] + d)
+                                        : vf_from_f16((const uint16_t *)k[i] + d);
+        if (form == HALVES_KEPT) vf_store(wide + i * VF, key);
+        for (uint32_t r = 0; r < rows; r++) sum[r][i] = vf_fma(x[r], key, sum[r][i]);
+      }
     }
   }
-  for (uint32_t r = 0; r < rows; r++) {
-    for (int i = 0; i < 4; i++) out[r][i] = vf_sum(sum[r][i]);
-  }
+  for (uint32_t r = 0; r < rows; r++) out[r] = vf_sum_four(sum[r]);
+}
+
+// Compiles `call` for every number of rows and every form.
+#define MF_EACH_ROWS(call, form)                                 \
+  do {                                                           \
+    if (rows == 3) call(3, form);                                \
+    else if (rows == 2) call(2, form);                           \
+    else call(1, form);                                          \
+  } while (0)
+#define MF_EACH(call)                                            \
+  do {                                                           \
+    if (form == FLOATS) MF_EACH_ROWS(call, FLOATS);              \
+    else if (form == HALVES) MF_EACH_ROWS(call, HALVES);         \
+    else if (form == HALVES_KEPT) MF_EACH_ROWS(call, HALVES_KEPT); \
+    else MF_EACH_ROWS(call, WIDENED);                            \
+  } while (0)
+
+static void score_few(const float *const *q, uint32_t rows, mf_form form, const uint8_t *const *k,
+                      float *wide, uint32_t Dh, mf_ahead ahead, vf_quad *out) {
+#define MF_SCORE(n, form) score_four(q, n, form, k, wide, Dh, ahead, out)
+  MF_EACH(MF_SCORE);
+#undef MF_SCORE
 }
 
 // Scores of the tile's rows with a block of keys.
-MF_INLINE void score_block(const mf_attention *a, const mf_tile *tile, const void **k, bool is_narrow,
-                           uint32_t count, float *scores) {
-  const uint32_t Dh = a->p->Dh;
+static void score_block(const mf_attention *a, const mf_tile *tile, mf_block *b, float *scores) {
+  const uint32_t Dh = a->p->Dh, fours = (b->count + 3) / 4;
+  const uint32_t parts = fours * ((tile->rows + FEW - 1) / FEW);
   // A short block repeats its last key; the surplus scores are not kept.
-  for (uint32_t i = count; i % 4 != 0; i++) k[i] = k[count - 1];
-  for (uint32_t r = 0; r < tile->rows; r += 2) {
-    const uint32_t rows = tile->rows - r < 2 ? 1 : 2;
-    const float *q[2] = {a->q + query_at(a->p, tile, r), NULL};
-    if (rows == 2) q[1] = a->q + query_at(a->p, tile, r + 1);
-    for (uint32_t i = 0; i < count; i += 4) {
-      float out[2][4];
-      if (rows == 2) {
-        score_four(q, 2, k + i, is_narrow, Dh, out);
-      } else {
-        score_four(q, 1, k + i, is_narrow, Dh, out);
-      }
-      const uint32_t kept = count - i < 4 ? count - i : 4;
+  for (uint32_t i = b->count; i < fours * 4; i++) b->rows[i] = b->rows[b->count - 1];
+  mf_form form = b->form;
+  for (uint32_t r = 0, rows, part = 0; r < tile->rows; r += rows) {
+    rows = few_of(tile->rows - r);
+    const float *q[FEW];
+    for (uint32_t j = 0; j < rows; j++) q[j] = a->q + query_at(a->p, tile, r + j);
+    for (uint32_t i = 0; i < b->count; i += 4) {
+      vf_quad out[FEW];
+      score_few(q, rows, form, b->rows + i, b->wide + (size_t)i * Dh, Dh, ahead_of(a, b, part++, parts),
+                out);
+      const uint32_t kept = b->count - i < 4 ? b->count - i : 4;
       for (uint32_t j = 0; j < rows; j++) {
-        for (uint32_t n = 0; n < kept; n++) scores[(r + j) * SPAN + i + n] = a->p->scale * out[j][n];
+        const vf_quad scaled = a->p->scale * out[j];
+        float *to = scores + (r + j) * SPAN + i;
+        if (kept == 4) {
+          memcpy(to, &scaled, sizeof scaled);
+        } else {
+          memcpy(to, &scaled, kept * sizeof *to);
+        }
       }
     }
+    if (form == HALVES_KEPT) form = WIDENED;
   }
 }
 
@@ -200,48 +249,57 @@ MF_INLINE mf_columns row_columns(const mf_attention_params *p, const mf_tile *ti
 }
 
 // out[r] += sum over the block of weight[r] * value, on `width` vectors from component d on.
-MF_INLINE void add_values(const float *const *weight, uint32_t rows, const void *const *v, bool is_narrow,
-                          uint32_t count, float *const *out, uint32_t d, int width) {
-  vf sum[2][WIDE];
+MF_INLINE void add_values(const mf_block *b, uint32_t rows, mf_form form, const float *weights, float *out,
+                          uint32_t Dh, uint32_t d, int width) {
+  vf sum[FEW][WIDE];
   for (uint32_t r = 0; r < rows; r++) {
-    for (int i = 0; i < width; i++) sum[r][i] = vf_load(out[r] + d + i * VF);
+    for (int i = 0; i < width; i++) sum[r][i] = vf_load(out + (size_t)r * Dh + d + i * VF);
   }
-  for (uint32_t u = 0; u < count; u++) {
-    vf w[2];
-    for (uint32_t r = 0; r < rows; r++) w[r] = vf_splat(weight[r][u]);
+  float *wide = b->wide;
+  for (uint32_t u = 0; u < b->count; u++, wide += WIDE * VF) {
+    vf w[FEW];
+    for (uint32_t r = 0; r < rows; r++) w[r] = vf_splat(weights[r * SPAN + u]);
     for (int i = 0; i < width; i++) {
-      const vf value = element(v[u], is_narrow, d + i * VF);
+      const uint32_t at = d + i * VF;
+      const vf value = form == WIDENED  ? vf_load(wide + i * VF)
+                       : form == FLOATS ? vf_load((const float *)b->rows[u] + at)
+                                        : vf_from_f16((const uint16_t *)b->rows[u] + at);
+      if (form == HALVES_KEPT) vf_store(wide + i * VF, value);
       for (uint32_t r = 0; r < rows; r++) sum[r][i] = vf_fma(w[r], value, sum[r][i]);
     }
   }
   for (uint32_t r = 0; r < rows; r++) {
-    for (int i = 0; i < width; i++) vf_store(out[r] + d + i * VF, sum[r][i]);
+    for (int i = 0; i < width; i++) vf_store(out + (size_t)r * Dh + d + i * VF, sum[r][i]);
   }
 }
 
-MF_INLINE void value_block(const mf_attention *a, uint32_t rows, const void *const *v, bool is_narrow,
-                           uint32_t count, const float *weights, float *out) {
-  const uint32_t Dh = a->p->Dh;
-  for (uint32_t r = 0; r < rows; r += 2) {
-    const float *w[2] = {weights + r * SPAN, weights + (r + 1) * SPAN};
-    float *o[2] = {out + (size_t)r * Dh, out + (size_t)(r + 1) * Dh};
-    const bool is_pair = rows - r >= 2;
-    uint32_t d = 0;
-    for (; d + WIDE * VF <= Dh; d += WIDE * VF) {
-      if (is_pair) {
-        add_values(w, 2, v, is_narrow, count, o, d, WIDE);
-      } else {
-        add_values(w, 1, v, is_narrow, count, o, d, WIDE);
-      }
-    }
-    for (; d < Dh; d += VF) {
-      if (is_pair) {
-        add_values(w, 2, v, is_narrow, count, o, d, 1);
-      } else {
-        add_values(w, 1, v, is_narrow, count, o, d, 1);
-      }
-    }
+MF_INLINE void add_few(const mf_block *b, uint32_t rows, mf_form form, const float *weights, float *out,
+                       uint32_t Dh, uint32_t d, int width) {
+#define MF_ADD(n, form) add_values(b, n, form, weights, out, Dh, d, width)
+  MF_EACH(MF_ADD);
+#undef MF_ADD
+}
+
+// All rows of the tile, on `width` vectors from component d on.
+MF_INLINE void value_part(const mf_attention *a, const mf_tile *tile, const mf_block *b,
+                          const float *weights, float *out, uint32_t d, int width) {
+  const uint32_t Dh = a->p->Dh, parts = (tile->rows + FEW - 1) / FEW;
+  mf_form form = b->form;
+  for (uint32_t r = 0, rows, part = 0; r < tile->rows; r += rows) {
+    rows = few_of(tile->rows - r);
+    const mf_ahead ahead = ahead_of(a, b, part++, parts);
+    for (int i = 0; i < width * VF; i += 64 / ahead.element_bytes) ask(ahead, d + i);
+    add_few(b, rows, form, weights + r * SPAN, out + (size_t)r * Dh, Dh, d, width);
+    if (form == HALVES_KEPT) form = WIDENED;
   }
+}
+
+static void value_block(const mf_attention *a, const mf_tile *tile, const mf_block *b, const float *weights,
+                        float *out) {
+  const uint32_t Dh = a->p->Dh;
+  uint32_t d = 0;
+  for (; d + WIDE * VF <= Dh; d += WIDE * VF) value_part(a, tile, b, weights, out, d, WIDE);
+  for (; d < Dh; d += VF) value_part(a, tile, b, weights, out, d, 1);
 }
 
 // One span of a tile: out[r] = sum of exponential * value, and each row's mass.
@@ -252,33 +310,26 @@ static void attend_span(const mf_attention *a, const mf_tile *tile, uint32_t spa
   const uint32_t first = tile->first > base ? tile->first : base;
   const uint32_t end = tile->end - base < SPAN ? tile->end : base + SPAN;
   const uint32_t block = a->block;
-  const void *rows[BLOCK_MAX];
+  mf_block b = {.form = !a->is_half ? FLOATS : tile->rows <= FEW ? HALVES : HALVES_KEPT, .wide = a->wide};
   for (uint32_t u = first; u < end; u += block) {
-    const uint32_t count = end - u < block ? end - u : block;
     const bool is_last = end - u <= block;
-    const mf_next next = {is_last ? a->values : a->keys, is_last ? first : u + block};
-    load_block(a, tile, a->keys, u, count, next, rows);
-    if (is_narrow(a, tile)) {
-      score_block(a, tile, rows, true, count, a->scores + (u - base));
-    } else {
-      score_block(a, tile, rows, false, count, a->scores + (u - base));
-    }
+    b.count = is_last ? end - u : block;
+    list_rows(a, tile->g, (mf_next){a->keys, u}, b.count, b.rows);
+    list_rows(a, tile->g, (mf_next){is_last ? a->values : a->keys, is_last ? first : u + block}, b.count,
+              b.next);
+    score_block(a, tile, &b, a->scores + (u - base));
   }
   const mf_columns columns = {first - base, end - base};
   for (uint32_t r = 0; r < tile->rows; r++) {
     mass[r] = exponentials(a->scores + r * SPAN, columns, row_columns(p, tile, r, base));
   }
   memset(out, 0, (size_t)tile->rows * p->Dh * sizeof *out);
-  for (uint32_t u = first; u < end; u += block) {
-    const uint32_t count = end - u < block ? end - u : block;
-    const bool is_last = end - u <= block;
-    const mf_next next = {is_last ? a->keys : a->values, u + block};
-    load_block(a, tile, a->values, u, count, next, rows);
-    if (is_narrow(a, tile)) {
-      value_block(a, tile->rows, rows, true, count, a->scores + (u - base), out);
-    } else {
-      value_block(a, tile->rows, rows, false, count, a->scores + (u - base), out);
-    }
+  for (uint32_t u = first; u < end; u += BLOCK_MAX) {
+    const bool is_last = end - u <= BLOCK_MAX;
+    b.count = is_last ? end - u : BLOCK_MAX;
+    list_rows(a, tile->g, (mf_next){a->values, u}, b.count, b.rows);
+    list_rows(a, tile->g, (mf_next){is_last ? a->keys : a->values, u + BLOCK_MAX}, b.count, b.next);
+    value_block(a, tile, &b, a->scores + (u - base), out);
   }
 }
 
@@ -400,10 +451,12 @@ MF_INLINE void attend(const mf_task *task, bool is_half) {
   if (!is_possible(task, p)) return;
   const mf_cut cut = cut_of(p);
   const uint64_t cells = (uint64_t)cut.all * cut.spans * cut.tile_rows;
-  const bool is_spread = cut.spans > 1 && cut.all < 4 * task->threads && task->threads > 1 &&
+  // One tile a group: span after span, the groups side by side, is also how memory is read best.
+  const bool is_spread = cut.spans > 1 && (cut.tiles == 1 || cut.all < 4 * task->threads) &&
                          cells * (p->Dh + 2) <= SPREAD_FLOATS_MAX;
   const uint32_t block = block_of(p->Dh);
-  const size_t wide_floats = (size_t)block * p->Dh, score_floats = (size_t)TILE_ROWS * SPAN;
+  const size_t key_floats = (size_t)block * p->Dh, value_floats = (size_t)BLOCK_MAX * WIDE * VF;
+  const size_t wide_floats = key_floats > value_floats ? key_floats : value_floats, score_floats = (size_t)TILE_ROWS * SPAN;
   const size_t out_floats = is_spread ? 0 : (size_t)cut.tile_rows * p->Dh;
   float *own = mf_scratch(task, (wide_floats + score_floats + out_floats) * sizeof(float));
   float *shared = is_spread ? mf_shared_scratch(task, cells * (p->Dh + 2) * sizeof(float)) : own;

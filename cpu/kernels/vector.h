@@ -132,6 +132,31 @@ MF_INLINE float vf_sum(vf a) {
   return lane[0];
 }
 
+typedef float vf_quad __attribute__((vector_size(16)));
+
+// Lane n: the sum of a[n], as vf_sum adds.
+MF_INLINE vf_quad vf_sum_four(const vf *a) {
+  vf_quad sum[4];
+  for (int n = 0; n < 4; n++) {
+    vf_quad part[VF / 4];
+    memcpy(part, a + n, sizeof *a);
+    for (int half = VF / 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; i++) part[i] += part[i + half];
+    }
+    sum[n] = part[0];
+  }
+#if defined(MF_PATH_AVX2) || defined(MF_PATH_AVX512)
+  // Lanes in turn of two vectors: 0 0 1 1 and 2 2 3 3.
+  const __m128 first = _mm_unpacklo_ps(sum[0], sum[1]) + _mm_unpackhi_ps(sum[0], sum[1]);
+  const __m128 second = _mm_unpacklo_ps(sum[2], sum[3]) + _mm_unpackhi_ps(sum[2], sum[3]);
+  return _mm_movelh_ps(first, second) + _mm_movehl_ps(second, first);
+#else
+  vf_quad all;
+  for (int n = 0; n < 4; n++) all[n] = (sum[n][0] + sum[n][2]) + (sum[n][1] + sum[n][3]);
+  return all;
+#endif
+}
+
 // Largest lane; a NaN may be lost.
 MF_INLINE float vf_top(vf a) {
   float lane[VF];
