@@ -1,12 +1,15 @@
-// Measures every matrix product of a decode step of Gemma 4 26B-A4B against a plain reader of memory:
+// Measures every matrix product of a decode step of Gemma 4 26B-A4B against a plain reader of memory, and
+// attention (of Qwen 3.6 35B-A3B too) at several lengths:
 //   bun bench/kernels.ts [--threads 1,2] [--runs N] [--precision fast|exact] [--only NAME] [--json]
 // Each product goes through some hundred megabytes of different matrices, at addresses that are even and
 // no more, as files have them. A reader runs before each; medians of GB/s of weights are printed, and of the
 // share of what the reader beside it read. Weights are of a normal size: subnormal scales would be slow.
+// Attention goes through as many caches as fit; its bytes are those of the keys and values that are seen.
 import { mkdtempSync, rmSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import path from "node:path";
 import { parseArgs } from "node:util";
+import { attentionF16 } from "../src/kernels/attention.ts";
 import { gatedMatmulAffine, matmulAffine } from "../src/kernels/matmul.ts";
 import { routedDown, routedGate } from "../src/kernels/moe.ts";
 import { buildDeviceLibrary } from "../src/native/build.ts";
@@ -24,7 +27,9 @@ const { values: flags } = parseArgs({
 });
 
 const SLAB_BYTES = 512 * 2 ** 20;
-const [D, F, EXPERTS, VALUES_MAX] = [2816, 704, 8, 262_144];
+/** Floats of inputs and of results: logits, and 512 rows of queries. */
+const VALUES_MAX = 512 * 16 * 512;
+const [D, F, EXPERTS] = [2816, 704, 8];
 const activationBits = flags.precision === "exact" ? 32 : 16;
 
 /** Where the three arrays of one matrix begin, and where the next one does. */
@@ -154,6 +159,45 @@ function routed(isDown: boolean): Case {
   return { name: `experts ${isDown ? "down" : "gate, up"} 8 x ${shape}`, record };
 }
 
+interface Heads {
+  readonly H: number;
+  readonly Hkv: number;
+  readonly Dh: number;
+  readonly window: number;
+}
+
+const FULL = { H: 16, Hkv: 2, Dh: 512, window: 0 };
+const SLIDING = { H: 16, Hkv: 8, Dh: 256, window: 1024 };
+const QWEN = { H: 16, Hkv: 2, Dh: 256, window: 0 };
+
+/** The last T positions of `end`. */
+function attention(name: string, heads: Heads, end: number, T = 1): Case {
+  const seen = heads.window === 0 ? end : Math.min(end, heads.window + T - 1);
+  const cacheBytes = seen * heads.Hkv * heads.Dh * 2;
+  const record = ({ slab, x, y, commands }: Bench): number => {
+    const dispatches = T > 1 ? 1 : Math.floor(SLAB_BYTES / (2 * cacheBytes));
+    for (let i = 0; i < dispatches; i += 1) {
+      const buffers = {
+        q: { buffer: x },
+        keys: { buffer: slab, offset: 2 * i * cacheBytes },
+        values: { buffer: slab, offset: (2 * i + 1) * cacheBytes },
+        y: { buffer: y },
+      };
+      const params = { ...heads, T, R: seen, position: end - T, scale: 1 / 16 };
+      commands.dispatch(attentionF16, buffers, params);
+    }
+    return 2 * cacheBytes * dispatches;
+  };
+  const rows = T === 1 ? "" : `, ${T} rows`;
+  return { name: `attention ${name}, ${end} positions${rows}`, record };
+}
+
+const LAYERS: readonly (readonly [string, Heads])[] = [
+  ["full", FULL],
+  ["sliding", SLIDING],
+  ["qwen", QWEN],
+];
+
 const CASES: readonly Case[] = [
   matmul("q", 4096, D),
   matmul("k, v", 2048, D),
@@ -165,6 +209,11 @@ const CASES: readonly Case[] = [
   matmul("head", 262_144, D),
   matmul("q", 4096, D, 8),
   matmul("down", D, 2112, 8),
+  ...LAYERS.flatMap(([name, heads]) => [
+    ...[1024, 4096, 16_384].map((end) => attention(name, heads, end)),
+    attention(name, heads, 512, 512),
+    attention(name, heads, 4096, 512),
+  ]),
 ].filter(({ name }) => name.includes(flags.only));
 
 const median = (list: readonly number[]): number =>
@@ -199,6 +248,8 @@ interface Row {
   readonly weightGBs: number;
   readonly readerGBs: number;
   readonly share: number;
+  /** Milliseconds of one dispatch. */
+  readonly ms: number;
 }
 
 function measure(library: string, threads: number): Row[] {
@@ -217,27 +268,34 @@ function measure(library: string, threads: number): Row[] {
   new Uint32Array(bench.pairs.bytes.buffer, bench.pairs.bytes.byteOffset, EXPERTS).set(
     Array.from({ length: EXPERTS }, (_, i) => i),
   );
-  const samples = CASES.map(() => ({ speeds: [] as number[], readers: [] as number[] }));
+  const samples = CASES.map(() => ({
+    speeds: [] as number[],
+    readers: [] as number[],
+    ms: [] as number[],
+  }));
   for (let run = 0; run <= Number(flags.runs); run += 1) {
     for (const [i, { record }] of CASES.entries()) {
       const commands = new Commands();
       const bytes = record({ ...bench, commands });
+      const dispatches = commands.count;
       // The first run only brings everything into being.
       const readerGBs = run === 0 ? 0 : readerSpeed(threads);
       const begin = performance.now();
       device.submit(commands.bytes);
       device.finish();
-      const speed = bytes / (performance.now() - begin) / 1e6;
+      const ms = performance.now() - begin;
       if (run === 0) continue;
-      samples[i]!.speeds.push(speed);
+      samples[i]!.ms.push(ms / dispatches);
+      samples[i]!.speeds.push(bytes / ms / 1e6);
       samples[i]!.readers.push(readerGBs);
     }
   }
   device.close();
   return CASES.map(({ name }, i) => {
-    const { speeds, readers } = samples[i]!;
+    const { speeds, readers, ms } = samples[i]!;
     const share = median(speeds.map((speed, run) => speed / readers[run]!));
-    return { threads, name, weightGBs: median(speeds), readerGBs: median(readers), share };
+    const [weightGBs, readerGBs] = [median(speeds), median(readers)];
+    return { threads, name, weightGBs, readerGBs, share, ms: median(ms) };
   });
 }
 
@@ -248,9 +306,10 @@ try {
   if (flags.json) console.log(JSON.stringify(rows));
   else
     console.table(
-      rows.map(({ threads, name, weightGBs, readerGBs, share }) => ({
+      rows.map(({ threads, name, weightGBs, readerGBs, share, ms }) => ({
         threads,
         product: name,
+        ms: ms.toFixed(3),
         "GB/s": weightGBs.toFixed(1),
         reader: readerGBs.toFixed(1),
         share: `${(100 * share).toFixed(0)} %`,
