@@ -210,7 +210,9 @@ const CASES: readonly Case[] = [
   matmul("q", 4096, D, 8),
   matmul("down", D, 2112, 8),
   ...LAYERS.flatMap(([name, heads]) => [
-    ...[1024, 4096, 16_384].map((end) => attention(name, heads, end)),
+    attention(name, heads, 1024),
+    attention(name, heads, 4096),
+    attention(name, heads, 16_384),
     attention(name, heads, 512, 512),
     attention(name, heads, 4096, 512),
   ]),
