@@ -1,7 +1,7 @@
 /**
  * The Metal half of the checks, on a Mac or, with a software Metal, where Swift can be had on Linux: builds
  * the library, and runs the conformance cases, plain and checked, the tests of the device, the golden
- * fixtures, the demo model's tokens against the CPU's, and a chat. Prints both devices in one report and
+ * fixtures, the demo models' tokens against the CPU's, and a chat. Prints both devices in one report and
  * last "N passed, N failed, N skipped".
  *
  *   bun scripts/check-metal.ts [--strict] [--root FOLDER] [--prompts 20]
@@ -89,10 +89,10 @@ function tasks(): Task[] {
       command: [BUN, "test", TIMEOUT, ...suites],
       variables: METAL,
     },
-    {
-      title: "tokens of the demo model, Metal against CPU",
-      command: [BUN, "scripts/compare-devices.ts", "--prompts", values.prompts],
-    },
+    ...["demo", "demo-qwen36"].map((model) => ({
+      title: `tokens of ${model}, Metal against CPU`,
+      command: [BUN, "scripts/compare-devices.ts", "--model", model, "--prompts", values.prompts],
+    })),
     conformance("CPU", { MFERENCE_TEST_DEVICE: "cpu" }),
     {
       title: "a chat on Metal",

@@ -1,8 +1,8 @@
 /**
- * Greedy decoding of the demo model's held-out dialogues on the CPU device and on the Metal device, both
+ * Greedy decoding of a demo model's held-out dialogues on the CPU device and on the Metal device, both
  * in exact precision:
  *
- *   bun scripts/compare-devices.ts [--prompts 20] [--from 0] [--precision exact]
+ *   bun scripts/compare-devices.ts [--model demo] [--prompts 20] [--from 0] [--precision exact]
  *
  * Devices round differently, so tokens may differ where the margin between the two likeliest is within
  * the tolerance, and nowhere else. Prints the count of differences, and last "N passed, N failed".
@@ -10,21 +10,26 @@
 import { parseArgs } from "node:util";
 import { deviceLibrary } from "../src/engine/libraries.ts";
 import { loadModel } from "../src/engine/model.ts";
-import { families } from "../src/families/index.ts";
+import { demoSource } from "../src/install/demo.ts";
 import { findTextFiles, openText } from "../src/text/index.ts";
 import { withPackage } from "../tests/golden/check.ts";
-import { type Dialogue, heldOut } from "../tests/golden/demo.ts";
+import { heldOut } from "../tests/golden/demo.ts";
+import { dialoguesOf } from "../tests/golden/dialogues.ts";
 import { compareSteps, decodeGreedy, type Step } from "../tests/golden/tokens.ts";
 
 const { values } = parseArgs({
   options: {
+    model: { type: "string", default: "demo" },
     prompts: { type: "string", default: "20" },
     from: { type: "string", default: "0" },
     precision: { type: "string", default: "exact" },
   },
 });
-const DEMO = `${import.meta.dir}/../models/demo`;
 const MAX_NEW = 256;
+
+interface Dialogue {
+  readonly prompt: string;
+}
 
 interface Run {
   readonly directory: string;
@@ -35,8 +40,8 @@ interface Run {
 /** Every dialogue's steps on one device. */
 async function decodeAll(run: Run, dialogues: readonly Dialogue[]): Promise<Step[][]> {
   const model = await loadModel({ ...run, slots: 32 });
-  const { chat: dialect } = families.gemma4;
-  const text = openText({ files: findTextFiles(`${run.directory}/tokenizer`)!, dialect });
+  const files = findTextFiles(`${run.directory}/tokenizer`)!;
+  const text = openText({ files, dialect: model.family.chat });
   const stopIds = new Set(text.stopIds.keys());
   const all: Step[][] = [];
   for (const { prompt } of dialogues) {
@@ -50,7 +55,8 @@ async function decodeAll(run: Run, dialogues: readonly Dialogue[]): Promise<Step
 
 async function compare(directory: string): Promise<boolean> {
   const first = Number(values.from);
-  const dialogues = heldOut.slice(first, first + Number(values.prompts));
+  const all: readonly Dialogue[] = values.model === "demo" ? heldOut : dialoguesOf(values.model);
+  const dialogues = all.slice(first, first + Number(values.prompts));
   const precision = values.precision === "fast" ? "fast" : "exact";
   const [cpu, metal] = [await deviceLibrary("cpu"), await deviceLibrary("metal")];
   const truth = await decodeAll({ directory, library: cpu, precision: "exact" }, dialogues);
@@ -79,4 +85,4 @@ async function compare(directory: string): Promise<boolean> {
   return failed === 0 && truth.length > 0;
 }
 
-process.exit((await withPackage(DEMO, compare)) ? 0 : 1);
+process.exit((await withPackage(demoSource(values.model), compare)) ? 0 : 1);
