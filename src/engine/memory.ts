@@ -158,6 +158,9 @@ export class MemoryGuard {
     this.#refaulted = total;
     // Usable counts the mapped weights, which can be dropped, but would be read again at once.
     const shortBytes = ROOM_BYTES + commonBytes - usableBytes;
-    return again > REFAULT_SHARE * commonBytes ? Math.max(slotBytes, shortBytes) : shortBytes;
+    // Where nothing limits this process alone, other programs' refaults count too: with room to spare they are theirs.
+    const isTight = shortBytes + commonBytes > 0;
+    const isPushedOut = isTight && again > REFAULT_SHARE * commonBytes;
+    return isPushedOut ? Math.max(slotBytes, shortBytes) : shortBytes;
   }
 }

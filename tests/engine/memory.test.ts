@@ -127,11 +127,22 @@ test("as many slots are given back as memory is short of", () => {
 
 test("common weights that are read again cost a slot, old refaults none", () => {
   const { state, guard } = guarded(16);
+  state.usable = 2 * NEEDS.commonBytes;
   state.refaulted = 50e6;
   expect(guard.look()).toBeUndefined();
   state.refaulted += 90e6;
   expect(guard.look()).toContain("15 expert slots of 16");
   expect(guard.look()).toBeUndefined();
+});
+
+test("refaults cost nothing while there is room to spare: they are those of other programs", () => {
+  const { state, guard } = guarded(16);
+  state.refaulted = 900e6;
+  expect(guard.look()).toBeUndefined();
+  state.usable = 2 * NEEDS.commonBytes;
+  expect(guard.look()).toBeUndefined();
+  state.refaulted += 900e6;
+  expect(guard.look()).toContain("15 expert slots of 16");
 });
 
 test("nothing is done for mapped experts, without knowledge, or twice within a moment", () => {
