@@ -151,9 +151,15 @@ async function runCargo(
     stderr: "pipe",
     timeout: secondsMax * 1000,
   });
+  const begun = performance.now();
   const [errors, status] = await Promise.all([new Response(child.stderr).text(), child.exited]);
   if (status === 0) return undefined;
-  if (child.signalCode !== null) return `cargo was stopped after ${secondsMax} s`;
+  if (child.signalCode !== null) {
+    if (performance.now() - begun >= secondsMax * 1000)
+      return `cargo was stopped after ${secondsMax} s`;
+    // Somebody's Ctrl-C is no failure of the crate: thrown, it is not remembered, and the next run tries again.
+    throw new MferenceError("native.build", `cargo was stopped by ${child.signalCode}`);
+  }
   const lines = errors.split("\n").map((line) => line.trim());
   const error = lines.find((line) => line.startsWith("error"));
   const last = lines.findLast((line) => line !== "");

@@ -81,6 +81,16 @@ describe("building the tokenizer library", () => {
     expect(readdirSync(options.buildDir).every((name) => name.endsWith(".failed"))).toBe(true);
   });
 
+  test("a cargo that a signal stops says so, and is tried again at once", async () => {
+    const { cargo, log } = fakeCargo("stopped", "kill -INT $$");
+    const options = { buildDir: join(root, "stopped-build"), cargo };
+    const unavailable = "the tokenizer library cannot be built: cargo was stopped by SIGINT";
+    expect(await buildTokenizerLibrary(options)).toEqual({ unavailable });
+    expect(await buildTokenizerLibrary(options)).toEqual({ unavailable });
+    expect(readFileSync(log, "utf8").trim().split("\n").length).toBe(2);
+    expect(readdirSync(options.buildDir)).toEqual([]);
+  });
+
   test("a compiler's error is shown, without its code", async () => {
     const script = '[ "$1" = fetch ] || { echo "error[E0001]: bad type" >&2; exit 101; }';
     const { cargo } = fakeCargo("breaks", script);
