@@ -9,6 +9,8 @@ import { checkManifestStructure, parseManifest } from "../format/manifest.ts";
 import { readManifestBytes } from "../format/package.ts";
 import { MANIFEST_FILE, TOKENIZER_FILE } from "../format/paths.ts";
 import { acquireLock, type FileLock } from "../native/lock.ts";
+import { catalogue } from "./catalogue.ts";
+import { bundledNames } from "./demo.ts";
 import { makeFolders, replaceDurably, systemIo } from "./durable.ts";
 import { mferenceHome, PACKAGE_SUFFIX } from "./home.ts";
 import { readSaved, type SavedDownload } from "./resume.ts";
@@ -253,10 +255,13 @@ function resolveFolder(folder: string): ResolvedModel {
 
 function unknownModel(name: string, models: readonly ModelEntry[]): MferenceError {
   const names = models.filter(({ status }) => status === "installed").map((model) => model.name);
-  const known = names.length === 0 ? "none is" : `installed are ${names.join(", ")}`;
+  const known = names.length === 0 ? "no model is installed" : `installed are ${names.join(", ")}`;
+  const offers = [...bundledNames(), ...catalogue().map(({ pin }) => pin.name)];
+  const offer = offers.find((each) => each.toLowerCase() === name.toLowerCase());
+  const advice = offer === undefined ? "" : `; "mference install ${offer}" installs it`;
   return new MferenceError(
     "model.unknown",
-    `no model or folder is called "${name}"; ${known}`.replace("none is", "no model is installed"),
+    `no model or folder is called "${name}"; ${known}${advice}`,
   );
 }
 

@@ -97,6 +97,7 @@ describe("resolveModel", () => {
 
   test.each([
     ["nobody", "model.unknown", "installed are a"],
+    ["Maple", "model.unknown", '; "mference install maple" installs it'],
     ["/does/not/exist", "model.unknown", "no package folder"],
     [path.join(GOLDEN, "gemma4-a"), "model.unknown", "mference install --source"],
     [GOLDEN, "model.partial", "no manifest.json"],
