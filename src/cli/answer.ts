@@ -155,7 +155,12 @@ class AnswerView {
     const { terminal, style } = this.#context;
     if (style.isQuiet) return;
     this.#endThought();
-    terminal.err.write(`${safeText(text, terminal.err)}\n`);
+    // On a terminal both streams share a line: a notice in the middle of an answer begins one of its own.
+    const { out, err } = terminal;
+    const isShared = out.isTerminal && err.isTerminal && !style.isJson;
+    const isOpen = isShared && this.#printed !== "" && !this.#printed.endsWith("\n");
+    err.write(`${isOpen ? "\n" : ""}${safeText(text, err)}\n`);
+    if (isOpen) this.#printed = "\n";
   }
 
   #endLine(hasText: boolean): void {

@@ -56,6 +56,17 @@ describe("showAnswer", () => {
     expect(answer.toolCalls).toEqual([{ id: "1", name: "look", arguments: '{"x":1}' }]);
   });
 
+  test("a notice in the middle of an answer has a line of its own on a terminal", async () => {
+    const said = { type: "content", text: "Par" } as const;
+    const notice = { type: "notice", text: "memory is scarce" } as const;
+    const reply = { events: [said, notice, notice] };
+    expect((await show(reply, {}, true)).stderr).toStartWith(
+      "\nmemory is scarce\nmemory is scarce\n",
+    );
+    expect((await show(reply)).stderr).toStartWith("memory is scarce\n");
+    expect((await show({ events: [notice, said] }, {}, true)).stderr).toStartWith("memory");
+  });
+
   test("an answer that never began prints nothing", async () => {
     const { stdout } = await show({ isEndless: false, reason: "cancelled" });
     expect(stdout).toBe("");
