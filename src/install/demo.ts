@@ -20,11 +20,15 @@ export type DemoOptions = Omit<InstallOptions, "source" | "name"> & {
   readonly name?: string;
 };
 
-/** The checkpoints that come with the program, by their names. */
+/** The checkpoints that come with this copy of the program, by their names. */
 export function bundledNames(): readonly string[] {
-  return allFamilies().flatMap(({ sources }: Pick<Family<unknown>, "sources">) =>
-    sources.flatMap(({ name, remote }) => (remote === undefined ? [name] : [])),
-  );
+  const carried = embedded()?.files;
+  return allFamilies()
+    .flatMap(({ sources }: Pick<Family<unknown>, "sources">) => sources)
+    .filter(
+      ({ name, remote }) => remote === undefined && (carried === undefined || name in carried),
+    )
+    .map(({ name }) => name);
 }
 
 /**
@@ -56,7 +60,7 @@ async function withDemoSource<T>(name: string, use: (source: string) => Promise<
   const files = carried.files[name];
   if (files !== undefined) return await withCopies(files, use);
   throw new MferenceError(
-    "install.source",
+    "model.unknown",
     `this program was built without the checkpoint ${name}; install a model of your own with \`mference install --source DIR\``,
   );
 }
@@ -64,7 +68,7 @@ async function withDemoSource<T>(name: string, use: (source: string) => Promise<
 /**
  * Installs a bundled checkpoint.
  *
- * @throws MferenceError as `installLocal` does, "install.source" when the program carries none
+ * @throws MferenceError as `installLocal` does, "model.unknown" when this executable was built without it
  */
 export function installDemo(options: DemoOptions = {}): Promise<Installed> {
   const { name = DEMO_NAME } = options;

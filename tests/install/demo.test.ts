@@ -2,8 +2,9 @@ import { describe, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import { openLayer } from "../../src/format/package.ts";
-import { demoSource, ensureDemo, installDemo } from "../../src/install/demo.ts";
+import { bundledNames, demoSource, ensureDemo, installDemo } from "../../src/install/demo.ts";
 import { acquireLock } from "../../src/native/lock.ts";
+import { registerEmbedded } from "../../src/util/embedded.ts";
 import { failureOf } from "../fixtures/failures.ts";
 import { temporaryFolder } from "../fixtures/checkpoints.ts";
 import { open } from "../fixtures/packages.ts";
@@ -50,6 +51,18 @@ describe("installDemo", () => {
 });
 
 describe("ensureDemo", () => {
+  test("an executable offers the checkpoints that it carries, and no other", async () => {
+    registerEmbedded({ needs: "nothing", files: { demo: [] } });
+    try {
+      expect(bundledNames()).toEqual(["demo"]);
+      const error = await failureOf(() => installDemo({ name: "demo-other" }));
+      expect(error).toMatchObject({ code: "model.unknown" });
+    } finally {
+      registerEmbedded(undefined);
+    }
+    expect(bundledNames().length).toBeGreaterThan(1);
+  });
+
   test("installs once for two first runs", async () => {
     const models = temporaryFolder();
     let waits = 0;
