@@ -2,8 +2,9 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import fs from "node:fs";
 import path from "node:path";
 import type { CheckpointPin } from "../../src/families/family.ts";
-import { families } from "../../src/families/index.ts";
+import { allFamilies, families } from "../../src/families/index.ts";
 import { sha256 } from "../../src/format/digest.ts";
+import { bundledNames, demoSource } from "../../src/install/demo.ts";
 import { installLocal } from "../../src/install/install.ts";
 import { checkPinned } from "../../src/install/pinned.ts";
 import { installRemote } from "../../src/install/remote.ts";
@@ -85,10 +86,11 @@ test("a package of a pinned checkpoint whose small files were forged does not pa
   );
 });
 
-test("the demo's small files are pinned, and are the ones that come with the program", () => {
-  const pin = families.gemma4.sources.find(({ name }) => name === "demo") as CheckpointPin;
+test.each(bundledNames())("the small files of %s are pinned, and come with the program", (name) => {
+  const pins: readonly CheckpointPin[] = allFamilies().flatMap(({ sources }) => sources);
+  const pin = pins.find((each) => each.name === name)!;
   const files = Object.keys(pin.files!).map((file) => {
-    const bytes = fs.readFileSync(path.join(DEMO, path.basename(file)));
+    const bytes = fs.readFileSync(path.join(demoSource(name), path.basename(file)));
     return [file, { sha256: sha256(bytes) }] as const;
   });
   expect(files.length).toBe(4);

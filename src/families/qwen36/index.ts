@@ -26,6 +26,15 @@ export const qwen36 = defineFamily<Qwen36Config>({
       name: "demo-qwen36",
       modelId: "mference-demo-qwen36",
       sourceSha256: "00cb5bfd787a9a4432bf0d7bca8a64f5813309cab586cfa43632a2fb809d8db4",
+      files: {
+        "tokenizer/config.json": "e0f983172f627fd5eb18609e481bfa3d225cf0c1c79b9490f46aa0425b93699e",
+        "tokenizer/tokenizer.json":
+          "0adbd0ba0af07edeb3b163be1a96122e15d3faf1a4dabbd562630725d666af27",
+        "tokenizer/tokenizer_config.json":
+          "97cf609a7e4babb7268fbcecb1cb33d9c7665363e6e24df0e1038f1136e27400",
+        "tokenizer/chat_template.jinja":
+          "a43b21b5f436bc08348eefda7a4c6c66a256656abba8d4c987cbb9015302e0b6",
+      },
       sampling: { temperature: 0 },
     },
   ],
