@@ -284,11 +284,13 @@ async function showPlan(request: InstallRequest, context: InstallContext): Promi
 async function previewOf(request: InstallRequest, context: InstallContext): Promise<Preview> {
   const { signal, progress, values } = context;
   const { previewLocal, previewRemote } = await import("../install/preview.ts");
+  const { checkModelName } = await import("../install/home.ts");
+  if ("name" in request) checkModelName(request.name);
   progress.update("reading the checkpoint's headers");
   if (request.kind === "folder") return await previewLocal(request.source, signal);
   if (request.kind === "demo") {
-    const { demoSource } = await import("../install/demo.ts");
-    return await previewLocal(demoSource(request.name), signal);
+    const { withDemoSource } = await import("../install/demo.ts");
+    return await withDemoSource(request.name, (folder) => previewLocal(folder, signal));
   }
   if (values["offline"] === true) {
     throw new MferenceError(

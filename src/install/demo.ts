@@ -53,8 +53,15 @@ export function demoSource(name = DEMO_NAME): string {
   );
 }
 
-/** Runs `use` with a folder of the checkpoint: the program's own for that time, else the repository's. */
-async function withDemoSource<T>(name: string, use: (source: string) => Promise<T>): Promise<T> {
+/**
+ * Runs `use` with a folder of the checkpoint: the program's own for that time, else the repository's.
+ *
+ * @throws MferenceError "model.unknown" when this executable was built without it
+ */
+export async function withDemoSource<T>(
+  name: string,
+  use: (source: string) => Promise<T>,
+): Promise<T> {
   const carried = embedded();
   if (carried === undefined) return await use(demoSource(name));
   const files = carried.files[name];

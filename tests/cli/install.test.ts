@@ -115,6 +115,8 @@ describe("the program", () => {
   test("plans, installs with a loud warning, and refuses a second time", async () => {
     const refused = await mference("install", "--source", address());
     expect(refused).toMatchObject({ code: 2, out: "" });
+    const misnamed = await mference("install", "--plan", "--name", "../x", "--source", address());
+    expect(misnamed).toMatchObject({ code: 2, out: "" });
     const plan = await mference("install", "--plan", "--json", "--source", address());
     const { sourceSha256, commit, places } = JSON.parse(plan.out) as Record<string, string>;
     expect([commit, places!.length > 20]).toEqual([COMMIT, true]);

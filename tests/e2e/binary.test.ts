@@ -79,6 +79,12 @@ built(titled("one file"), () => {
     for (const name of copies) expect(name).toMatch(/^libmference[-_]\w+-[0-9a-f]{16}\.\w+$/);
   });
 
+  test("plans the install of the demo that it carries", async () => {
+    const { stdout, exit } = await run(["install", "demo", "--plan", "--json"]);
+    expect(exit).toBe(0);
+    expect(JSON.parse(stdout)).toMatchObject({ modelId: "mference-demo" });
+  });
+
   test("carries no path of the place where it was built", async () => {
     const text = new TextEncoder().encode(`${ROOT}/src`);
     const needle = Buffer.from(text);
