@@ -109,7 +109,8 @@ const SEED_END = 1n << 64n;
 export function readLoadFlags(values: Values): LoadFlags {
   const slots = text(values, "slots");
   const contextRows = integer(values, "context", { least: 1 });
-  const threads = integer(values, "threads", { least: 1, most: 1024 });
+  // `MF_THREADS_MAX` of the CPU device.
+  const threads = integer(values, "threads", { least: 1, most: 64 });
   return {
     ...(slots === undefined ? {} : { slots: readSlots(slots) }),
     ...(contextRows === undefined ? {} : { contextRows }),

@@ -58,7 +58,7 @@ test.each([
   [{ slots: "0" }, '--slots must be a whole number of at least 1, or "resident", not "0"'],
   [{ slots: "many" }, "--slots must be"],
   [{ context: "0" }, "--context must be a whole number of at least 1"],
-  [{ threads: "0" }, "--threads must be a whole number from 1 to 1024"],
+  [{ threads: "65" }, "--threads must be a whole number from 1 to 64"],
 ])("loading with %j is refused", (values, sentence) => {
   expect(() => readLoadFlags(values)).toThrow(sentence);
 });
