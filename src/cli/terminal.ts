@@ -4,6 +4,7 @@
  */
 import { isatty } from "node:tty";
 import { env } from "../util/env.ts";
+import { printable } from "../util/printable.ts";
 
 export interface Output {
   /** Whether a person sees it. */
@@ -46,14 +47,9 @@ function outputOf(stream: NodeJS.WriteStream, descriptor: number): Output {
   };
 }
 
-/**
- * A model's text for a terminal: control characters could move the cursor, set the title or worse, so
- * all but line feed and tab become visible marks. Elsewhere the text passes as it is.
- */
+/** A model's text for a terminal: `printable`. Elsewhere the text passes as it is. */
 export function safeText(text: string, output: Output): string {
-  if (!output.isTerminal) return text;
-  // oxlint-disable-next-line no-control-regex -- control characters are what is looked for
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
+  return output.isTerminal ? printable(text) : text;
 }
 
 /** Resolves when everything written so far has left the process. */

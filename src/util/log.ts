@@ -1,5 +1,6 @@
 import { createConsola, type ConsolaReporter } from "consola";
 import { env } from "./env.ts";
+import { printable } from "./printable.ts";
 
 /**
  * Sentences for people, always on stderr: stdout carries answers and `--json` only. Errors and warnings
@@ -9,7 +10,9 @@ import { env } from "./env.ts";
  */
 const reporter: ConsolaReporter = {
   log: ({ type, args }) => {
-    const sentence = args.map(String).join(" ");
+    const said = args.map(String).join(" ");
+    // Sentences quote names of files and words of servers, which must not steer a terminal.
+    const sentence = process.stderr.isTTY ? printable(said) : said;
     const isUrgent = type === "error" || type === "warn" || type === "fatal";
     process.stderr.write(isUrgent ? `${paint("mference:")} ${sentence}\n` : `${sentence}\n`);
   },
