@@ -37,7 +37,7 @@ export function familyOfConfig(config: JsonValue): AnyFamily {
   const known = allFamilies().flatMap((family) => family.modelTypes);
   throw new MferenceError(
     "model.family",
-    `config.json says model_type ${JSON.stringify(modelType) ?? "nothing"}; this program runs ${known.join(", ")}`,
+    `config.json says model_type ${JSON.stringify(modelType) ?? "nothing"}; this program knows ${known.join(", ")}`,
   );
 }
 
@@ -52,7 +52,7 @@ export function familyOfManifest(name: string | undefined): AnyFamily {
   const known = allFamilies().map((family) => family.id);
   throw new MferenceError(
     "model.family",
-    `the package belongs to the family ${JSON.stringify(name) ?? "without a name"}; this program runs ${known.join(", ")}`,
+    `the package belongs to the family ${JSON.stringify(name) ?? "without a name"}; this program knows ${known.join(", ")}`,
   );
 }
 
