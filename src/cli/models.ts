@@ -17,7 +17,9 @@ async function runModels(values: Values): Promise<ExitCode> {
   const { listModels } = await import("../install/models.ts");
   const { modelsHome } = await import("../install/home.ts");
   const { catalogue } = await import("../install/catalogue.ts");
+  const { bundledNames } = await import("../install/demo.ts");
   const found = listModels();
+  const bundled = bundledNames().filter((name) => !found.some((model) => model.name === name));
   const available = catalogue()
     .filter(({ pin }) => !found.some(({ name }) => name === pin.name))
     .map(({ pin, family, canRun }) => ({
@@ -29,13 +31,13 @@ async function runModels(values: Values): Promise<ExitCode> {
     }));
   const { out } = systemTerminal();
   if (values["json"] === true) {
-    out.write(`${JSON.stringify({ home: modelsHome(), models: found, available })}\n`);
+    out.write(`${JSON.stringify({ home: modelsHome(), models: found, bundled, available })}\n`);
   } else if (found.length === 0) {
     out.write(`no model is installed in ${modelsHome()}; "mference install demo" installs one\n`);
   } else {
     out.write(modelTable(found));
   }
-  if (values["json"] !== true) out.write(availableText(available));
+  if (values["json"] !== true) out.write(bundledText(bundled) + availableText(available));
   return EXIT.ok;
 }
 
@@ -52,6 +54,12 @@ export function modelTable(entries: readonly ModelEntry[]): string {
     entry.reason ?? entry.directory,
   ]);
   return columns([["NAME", "STATE", "SIZE", "FAMILY", "", "WHERE"], ...rows]);
+}
+
+/** What can be installed without a download. */
+export function bundledText(names: readonly string[]): string {
+  if (names.length === 0) return "";
+  return `with the program, for "mference install NAME": ${names.join(", ")}\n`;
 }
 
 /** What can be downloaded, with its size. */

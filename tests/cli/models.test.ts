@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { columns, modelTable } from "../../src/cli/models.ts";
+import { bundledText, columns, modelTable } from "../../src/cli/models.ts";
 
 test("columns are as wide as what is in them, in cells of the terminal", () => {
   expect(
@@ -20,4 +20,9 @@ test("a partial model says why", () => {
   expect(head).toMatch(/^NAME +STATE/);
   expect(demo).toMatch(/^demo +installed +29\.0 MB +f +never used +\/m\/demo\.gturbo$/);
   expect(partial).toMatch(/^x +partial +10 B .*it did not finish$/);
+});
+
+test("what comes with the program is named until it is installed", () => {
+  expect(bundledText(["demo", "demo-x"])).toContain("demo, demo-x\n");
+  expect(bundledText([])).toBe("");
 });
