@@ -5,9 +5,9 @@
  */
 import { MferenceError, sentenceOf } from "../util/errors.ts";
 import { Detokenizer } from "./detokenizer.ts";
-import type { ChatDialect, TextParameter } from "./dialect.ts";
+import type { ChatDialect } from "./dialect.ts";
 import type { Markers } from "./markers.ts";
-import type { ToolCall } from "./messages.ts";
+import type { TextParameter, ToolCall } from "./messages.ts";
 import type { Tokenizer } from "./tokenizer.ts";
 
 export type AssistantEvent =

@@ -3,7 +3,7 @@
  * done to messages. The mechanisms are in this folder; a family only names which of them it uses.
  */
 import type { JsonObject, JsonValue } from "./json.ts";
-import type { ToolCall } from "./messages.ts";
+import type { TextParameter, ToolCall } from "./messages.ts";
 
 /** Why a stop id ends a turn. */
 export type StopMeaning = "eos" | "endOfTurn" | "toolCalls";
@@ -23,9 +23,6 @@ export type HiddenRegion = {
 
 /** A call as a grammar reads it from the text between its markers. */
 export type ParsedCall = Pick<ToolCall, "name" | "arguments">;
-
-/** Whether a tool's declaration says that a parameter is a text and nothing else. */
-export type TextParameter = (tool: string, parameter: string) => boolean;
 
 /** Tool calls between two marker tokens. */
 export type CallBlock = {

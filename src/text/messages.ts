@@ -3,7 +3,6 @@
  * Knows no template and no token.
  */
 import { MferenceError } from "../util/errors.ts";
-import type { TextParameter } from "./dialect.ts";
 import { type JsonObject, type JsonValue, parseJson, writeJson } from "./json.ts";
 
 export const roles = ["system", "developer", "user", "assistant", "tool"] as const;
@@ -33,6 +32,9 @@ export type ToolDefinition = {
   readonly name: string;
   readonly declaration: JsonObject;
 };
+
+/** Whether a tool's declaration says that a parameter is a text and nothing else. */
+export type TextParameter = (tool: string, parameter: string) => boolean;
 
 const TOOL_NAME = /^[A-Za-z0-9_-]{1,64}$/;
 const ARGUMENTS_DEPTH_MAX = 64;

@@ -2,8 +2,9 @@
  * The grammar in which Qwen 3.6 writes the call of a tool: one function with a tag for each parameter,
  * values raw between line feeds. Owns the reading of one call's text; knows no tokens.
  */
-import type { ParsedCall, TextParameter } from "../../text/dialect.ts";
+import type { ParsedCall } from "../../text/dialect.ts";
 import { JsonReader, type JsonValue, parseJson } from "../../text/json.ts";
+import type { TextParameter } from "../../text/messages.ts";
 import { MferenceError } from "../../util/errors.ts";
 
 const DEPTH_MAX = 64;
