@@ -13,6 +13,7 @@ import { loadModel, type Model } from "../src/engine/model.ts";
 import type { GenerateStats } from "../src/engine/protocol.ts";
 import { Session } from "../src/engine/session.ts";
 import { installDemo } from "../src/install/demo.ts";
+import { median } from "./median.ts";
 
 const { values } = parseArgs({
   options: {
@@ -37,9 +38,6 @@ interface Sample {
   readonly scriptShare: number;
   readonly hitRate: number;
 }
-
-const median = (numbers: readonly number[]): number =>
-  numbers.toSorted((a, b) => a - b)[Math.floor(numbers.length / 2)]!;
 
 async function generate(
   session: Session,

@@ -72,10 +72,3 @@ export function bytesPerToken(model: Model): number {
   const common = opened.weights.residentBytes - embeddingBytes;
   return common + experts * shape.expertsPerToken * opened.strideBytes;
 }
-
-/** The middle value, or between the two in the middle. */
-export function median(list: readonly number[]): number {
-  const sorted = list.toSorted((a, b) => a - b);
-  const middle = sorted.length / 2;
-  return (sorted[Math.ceil(middle) - 1]! + sorted[Math.floor(middle)]!) / 2;
-}

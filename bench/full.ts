@@ -19,9 +19,9 @@ import {
   expertFilesOf,
   fill,
   idsOf,
-  median,
   STREAMS,
 } from "./forced.ts";
+import { median } from "./median.ts";
 import { Readers } from "./readers.ts";
 
 const { values: flags, positionals } = parseArgs({

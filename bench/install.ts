@@ -18,6 +18,7 @@ import { peakMemoryBytes } from "../src/util/memory.ts";
 import { REPOSITORY, startHub } from "../tests/support/hub.ts";
 import { gemma4 } from "../tests/fixtures/snapshots/gemma4.ts";
 import { bytesOf, tensorsOf } from "../tests/fixtures/snapshots.ts";
+import { median } from "./median.ts";
 
 const SHARD_BYTES = 500e6;
 const TILE_BYTES = 4_194_304;
@@ -139,9 +140,6 @@ async function measure(command: readonly string[]): Promise<Sample> {
     peakBytes: text.startsWith("{") ? JSON.parse(text).peakBytes : usage.maxRSS,
   };
 }
-
-const median = (numbers: readonly number[]): number =>
-  numbers.toSorted((a, b) => a - b)[Math.floor(numbers.length / 2)]!;
 
 /** Where a round works. */
 interface Places {

@@ -15,6 +15,7 @@ import { routedDown, routedGate } from "../src/kernels/moe.ts";
 import { buildDeviceLibrary } from "../src/native/build.ts";
 import { Commands } from "../src/native/commands.ts";
 import { type Buffer, Device, type SharedBuffer } from "../src/native/device.ts";
+import { median } from "./median.ts";
 
 const { values: flags } = parseArgs({
   options: {
@@ -217,9 +218,6 @@ const CASES: readonly Case[] = [
     attention(name, heads, 4096, 512),
   ]),
 ].filter(({ name }) => name.includes(flags.only));
-
-const median = (list: readonly number[]): number =>
-  list.toSorted((a, b) => a - b)[Math.floor(list.length / 2)]!;
 
 const folder = mkdtempSync(path.join(tmpdir(), "mference-bench-"));
 const reader = path.join(folder, "reader");

@@ -11,7 +11,7 @@ import path from "node:path";
 import { parseArgs } from "node:util";
 import { parseManifest } from "../../src/format/manifest.ts";
 import { buildDeviceLibrary } from "../../src/native/build.ts";
-import { median } from "../forced.ts";
+import { median } from "../median.ts";
 import { Readers } from "../readers.ts";
 import { buildLlama } from "./llama-build.ts";
 import { type GroupCounts, MemoryGroup } from "./memory-group.ts";
