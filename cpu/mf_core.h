@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #endif
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -164,6 +165,7 @@ typedef struct {
   mf_kernel_fn kernel;
   mf_task task;
   _Alignas(MF_LINE_BYTES) uint32_t index;
+  _Atomic int barred_core;  // on which it does not run, because a host or a leader does; -1: none
   mf_device *device;
   pthread_t thread;
 } mf_worker;
@@ -186,7 +188,6 @@ struct mf_device {
   mf_list *head;         // in execution or next
   mf_list *tail;
   uint64_t submitted;
-  bool leading;          // a thread executes the head
   bool closing;
   uint32_t host_waiters;
   uint32_t tickets;      // threads woken that have not noticed yet
@@ -200,20 +201,25 @@ struct mf_device {
   _Atomic bool cancelled;
   _Atomic bool failed;
   _Atomic bool stopping;  // pool threads end
-  _Atomic uint32_t heirs; // hosts that look for the lead: a pool thread leaves it to them
+  _Atomic bool leading;   // a thread executes the head
   _Atomic bool runnable;  // the head can run and nobody leads
   _Atomic uint64_t runnable_ns;
   _Atomic uint32_t sleeping;
-  // The leader's alone: pool threads that it does without, whether it waited for others in vain, and until
-  // when and for how long it does without all of them.
-  uint32_t spare;
+  _Atomic bool seated;             // a waiting host looks for work
+  _Atomic uint64_t host_until_ns;  // until then a host is counted on
+  // The leader's alone: whether it waited for threads in vain, what members have gained lately, and until
+  // when and for how long it does without them.
   uint64_t short_until_ns;    // until then nobody waits for threads that are not ready
+  int64_t gain_ns;
   uint64_t alone_until_ns;
   uint64_t alone_ns;
 
   uint32_t worker_count;
-  mf_worker *workers;
-  // A bit for each pool thread: can be claimed; has run its part of the dispatch.
+  mf_worker *workers;  // and a place more, for a waiting host
+#ifdef __linux__
+  cpu_set_t cores;     // on which the process may run
+#endif
+  // A bit for each pool thread and the waiting host: can be claimed; has run its part of the dispatch.
   _Alignas(MF_LINE_BYTES) _Atomic uint64_t ready;
   _Atomic uint64_t finished_members;
   mf_dispatch dispatch;
@@ -232,7 +238,16 @@ bool mf_queue_can_lead(const mf_device *device);
 void mf_queue_lead(mf_device *device, const mf_goal *goal);
 void mf_queue_close(mf_device *device);  // unlocked: ends the running list, drops the others
 int32_t mf_queue_wait(mf_device *device, const mf_goal *goal);
+bool mf_queue_has_news(const mf_device *device, const mf_goal *goal);  // unlocked: something to do or to say
 void mf_queue_fail(mf_device *device, const char *sentence);
+
+// --- pool.c: hosts that wait. With the device locked, but for mf_pool_sit.
+void mf_pool_host_comes(mf_device *device);
+void mf_pool_host_leaves(mf_device *device, bool is_asleep);
+bool mf_pool_take_seat(mf_device *device);
+void mf_pool_leave_seat(mf_device *device);
+// Takes part in dispatches as a pool thread does, until there is news; false: nothing has come for long.
+bool mf_pool_sit(mf_device *device, const mf_goal *goal);
 
 // --- simd.c
 int32_t mf_simd_choose(const char *name, mf_simd *simd);

@@ -1,10 +1,10 @@
 // The threads of a device. The leader of a list claims those that are looking for work, runs the dispatch
-// with them and waits for them; a thread that sleeps or has lost its core is never waited for long. A
+// with them and waits for them; a thread that sleeps or has lost its core is never waited for long. A host that
+// waits for a list is one of them: it sits in the last of the workers' places, which has no thread of its own. A
 // dispatch too small to be worth the handing over is run by the leader alone. All of this changes when
 // results come, never what they are.
 #include "mf_core.h"
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,37 +20,82 @@ enum {
   // Waiting for a thread to wake pays at one nanosecond for so many bytes, up to a usual wake.
   WAIT_BYTES_PER_NS = 16,
   WAIT_NS_MAX = 60000,
-  // Who waited in vain does not wait again for this long. No longer: a thread that wakes too late for a long
-  // dispatch of a prefill sleeps again before the next one, and would never be there in time.
-  SHORT_NS = 2000000,
-  // Idle threads spin, then spin with yields between, then sleep.
+  // Who waited in vain does not wait again for this long.
+  SHORT_NS = 200000,
+  // Idle threads spin, then spin with yields between, then sleep. Waking takes 0.05 to 0.1 ms in a virtual machine.
   SPIN_NS = 20000,
-  YIELD_NS = 200000,
+  YIELD_NS = 1000000,
   ROUNDS_PER_LOOK = 64,
-  // A member that keeps the leader waiting this long and longer than the leader's own part took has lost
-  // its core to another process. Then the leader works alone for a while: on a busy machine one thread is
-  // twice as fast as two that wait for each other.
-  STALL_NS = 200000,
+  // A host that computes between two waits is back within this; then no pool thread is woken in its place, for
+  // which there would be no core.
+  AWAY_NS = 1000000,
+  // What is gained by members is worth so much patience when one has lost its core to another process. When it is
+  // used up the leader works alone for a while: on a busy machine one thread is twice as fast as two that wait
+  // for each other.
+  GAIN_NS_MAX = 10000000,
   ALONE_NS_MIN = 4000000,
   ALONE_NS_MAX = 128000000,
   // A host that submits usually waits soon after and leads then: it is let go first.
-  GRACE_NS = 40000,
+  GRACE_NS = 15000,
 };
+
+// The pool thread that this one is; NULL in a host's.
+static _Thread_local const mf_worker *own_worker;
 
 static uint32_t count_bits(uint64_t bits) { return (uint32_t)__builtin_popcountll(bits); }
 
 // --- The leader's side.
 
+// Whether a host waits, or is about to.
+static bool host_is_near(const mf_device *device) {
+  const uint64_t until_ns = atomic_load_explicit(&device->host_until_ns, memory_order_relaxed);
+  return until_ns == MF_FOREVER_NS || (until_ns != 0 && mf_now_ns() < until_ns);
+}
+
+// Pool threads that may sleep while a list runs: one where a host takes its place.
+static uint32_t spare(const mf_device *device) { return host_is_near(device) ? 1 : 0; }
+
+#ifdef __linux__
+// Keeps pool threads off the core that runs this one. Left alone, the system wakes a thread where its waker runs, and
+// finds out milliseconds later that another core is idle: of a decode's time more than a third passed with one
+// thread (two cores, Linux 6.18).
+static void keep_apart(mf_device *device) {
+  const int core = sched_getcpu();
+  if (core < 0 || device->threads == 1 || (int)device->threads > CPU_COUNT(&device->cores)) return;
+  for (uint32_t i = 0; i < device->worker_count; i++) {
+    mf_worker *worker = &device->workers[i];
+    if (worker == own_worker) continue;
+    if (atomic_exchange_explicit(&worker->barred_core, core, memory_order_relaxed) == core) continue;
+    cpu_set_t cores = device->cores;
+    CPU_CLR(core, &cores);
+    (void)pthread_setaffinity_np(worker->thread, sizeof cores, &cores);
+  }
+}
+static void note_cores(mf_device *device) {
+  if (sched_getaffinity(0, sizeof device->cores, &device->cores) != 0) CPU_ZERO(&device->cores);
+}
+#else
+static void keep_apart(mf_device *device) { (void)device; }
+static void note_cores(mf_device *device) { (void)device; }
+#endif
+
 // Wakes as many sleeping threads as the dispatch can use.
 static void recruit(mf_device *device) {
-  if (atomic_load_explicit(&device->sleeping, memory_order_relaxed) <= device->spare) return;
+  if (atomic_load_explicit(&device->sleeping, memory_order_relaxed) <= spare(device)) return;
   pthread_mutex_lock(&device->lock);
-  const uint32_t sleeping = atomic_load(&device->sleeping);
-  const uint32_t woken = sleeping > device->spare ? sleeping - device->spare : 0;
+  const uint32_t sleeping = atomic_load(&device->sleeping), kept = spare(device);
+  const uint32_t woken = sleeping > kept ? sleeping - kept : 0;
   atomic_fetch_sub(&device->sleeping, woken);
   device->tickets += woken;
   pthread_mutex_unlock(&device->lock);
   for (uint32_t i = 0; i < woken; i++) pthread_cond_signal(&device->work);
+}
+
+// Threads that are awake beside the leader and will look for work soon.
+static uint32_t awake_members(const mf_device *device) {
+  const uint32_t sleeping = atomic_load_explicit(&device->sleeping, memory_order_relaxed);
+  const uint32_t awake = device->worker_count - sleeping - (own_worker != NULL ? 1 : 0);
+  return awake + (atomic_load_explicit(&device->seated, memory_order_relaxed) ? 1 : 0);
 }
 
 static uint64_t lowest_bits(uint64_t bits, uint32_t count) {
@@ -76,14 +121,16 @@ static uint64_t await_ready(mf_device *device, uint32_t wanted, double bytes) {
 
 // The pool threads that take part in a dispatch: theirs to leave only when they have run it.
 static uint64_t claim(mf_device *device, double bytes) {
-  const uint32_t wanted = device->threads - 1;
+  if (own_worker == NULL || !host_is_near(device)) keep_apart(device);
   recruit(device);
+  const uint32_t most = device->threads - 1, awake = awake_members(device);
+  const uint32_t wanted = awake < most ? awake : most;
   uint64_t ready = atomic_load_explicit(&device->ready, memory_order_acquire);
   if (count_bits(ready) < wanted && mf_now_ns() >= device->short_until_ns) {
     ready = await_ready(device, wanted, bytes);
     if (count_bits(ready) < wanted) device->short_until_ns = mf_now_ns() + SHORT_NS;
   }
-  const uint64_t chosen = lowest_bits(ready, wanted);
+  const uint64_t chosen = lowest_bits(ready, most);
   if (chosen == 0) return 0;
   return chosen & atomic_fetch_and_explicit(&device->ready, ~chosen, memory_order_acq_rel);
 }
@@ -102,19 +149,22 @@ static uint64_t finished_members(const mf_device *device) {
   return atomic_load_explicit(&device->finished_members, memory_order_acquire);
 }
 
-// Waits until every member has run its part, and judges whether it was worth it.
+// Waits until every member has run its part, and keeps the account: members have spared the leader about as much
+// as its own part took, less what it waited for them at the end.
 static void join(mf_device *device, uint64_t members, uint64_t start_ns) {
   const uint64_t end_ns = mf_now_ns();
   mf_patience patience = {0};
   while (finished_members(device) != members) mf_patience_step(&patience);
+  const uint64_t waited_ns = patience.rounds == 0 ? 0 : mf_now_ns() - end_ns;
+  device->gain_ns += (int64_t)(end_ns - start_ns) - (int64_t)waited_ns;
+  if (device->gain_ns > GAIN_NS_MAX) device->gain_ns = GAIN_NS_MAX;
   device->alone_ns -= device->alone_ns / 128;
-  if (patience.start_ns == 0) return;
-  const uint64_t now_ns = mf_now_ns(), waited_ns = now_ns - end_ns;
-  if (waited_ns < STALL_NS || waited_ns < end_ns - start_ns) return;
+  if (device->gain_ns >= 0) return;
+  device->gain_ns = 0;
   device->alone_ns = 2 * device->alone_ns;
   if (device->alone_ns < ALONE_NS_MIN) device->alone_ns = ALONE_NS_MIN;
   if (device->alone_ns > ALONE_NS_MAX) device->alone_ns = ALONE_NS_MAX;
-  device->alone_until_ns = now_ns + device->alone_ns;
+  device->alone_until_ns = end_ns + waited_ns + device->alone_ns;
 }
 
 static bool is_alone(mf_device *device, const mf_step *step) {
@@ -187,8 +237,25 @@ static void withdraw(mf_worker *worker) {
   }
 }
 
+// While a list runs, as many threads stay awake as a dispatch can use, however long one takes: who woke too late for
+// one is there for the next. Asleep they came too late for a third of all dispatches.
+static bool is_needed(const mf_device *device) {
+  return atomic_load_explicit(&device->leading, memory_order_relaxed) &&
+         atomic_load_explicit(&device->sleeping, memory_order_relaxed) >= spare(device);
+}
+
+// And no more than that: one too many takes a core from the others.
+static bool is_surplus(const mf_device *device) {
+  return atomic_load_explicit(&device->leading, memory_order_relaxed) && !is_needed(device);
+}
+
 static void sleep_for_work(mf_device *device) {
   pthread_mutex_lock(&device->lock);
+  if (is_needed(device)) {
+    pthread_mutex_unlock(&device->lock);
+    sched_yield();
+    return;
+  }
   atomic_fetch_add(&device->sleeping, 1);
   while (device->tickets == 0 && !atomic_load(&device->stopping) && !mf_queue_can_lead(device))
     pthread_cond_wait(&device->work, &device->lock);
@@ -215,28 +282,26 @@ static void lead(mf_worker *worker) {
 }
 
 // One more look without work. Between yields the thread cannot be claimed, because it may lose its core
-// there for milliseconds.
-static void idle(mf_worker *worker, mf_patience *patience) {
+// there for milliseconds. True, and it stays withdrawn, when it has looked for long enough.
+static bool is_tired(mf_worker *worker, mf_patience *patience) {
   mf_relax();
-  if (++patience->rounds % ROUNDS_PER_LOOK != 0) return;
+  if (++patience->rounds % ROUNDS_PER_LOOK != 0) return false;
   const uint64_t now_ns = mf_now_ns();
   if (patience->start_ns == 0) patience->start_ns = now_ns;
   const uint64_t idle_ns = now_ns - patience->start_ns;
-  if (idle_ns < SPIN_NS) return;
+  if (idle_ns < SPIN_NS) return false;
   withdraw(worker);
-  if (idle_ns < YIELD_NS) {
-    sched_yield();
-  } else {
-    sleep_for_work(worker->device);
-    *patience = (mf_patience){0};
-  }
+  if (idle_ns >= YIELD_NS || is_surplus(worker->device)) return true;
+  sched_yield();
   announce(worker);
+  return false;
 }
 
 static void *worker_main(void *argument) {
   mf_worker *worker = argument;
   mf_device *device = worker->device;
   mf_patience patience = {0};
+  own_worker = worker;
   announce(worker);
   while (!atomic_load_explicit(&device->stopping, memory_order_acquire)) {
     if (serve(worker)) {
@@ -244,26 +309,75 @@ static void *worker_main(void *argument) {
     } else if (is_due(device)) {
       lead(worker);
       patience = (mf_patience){0};
-    } else {
-      idle(worker, &patience);
+    } else if (is_tired(worker, &patience)) {
+      sleep_for_work(device);
+      patience = (mf_patience){0};
+      announce(worker);
     }
   }
   withdraw(worker);
   return NULL;
 }
 
+// --- A waiting host's side. With the device locked, but for mf_pool_sit.
+
+void mf_pool_host_comes(mf_device *device) {
+  if (device->closing) return;  // the pool's threads may have gone
+  keep_apart(device);
+  atomic_store_explicit(&device->host_until_ns, MF_FOREVER_NS, memory_order_relaxed);
+}
+
+void mf_pool_host_leaves(mf_device *device, bool is_asleep) {
+  const uint64_t until_ns = is_asleep ? 0 : mf_now_ns() + AWAY_NS;
+  atomic_store_explicit(&device->host_until_ns, until_ns, memory_order_relaxed);
+}
+
+bool mf_pool_take_seat(mf_device *device) {
+  if (atomic_load(&device->seated) || device->closing || device->threads >= MF_THREADS_MAX) return false;
+  atomic_store(&device->seated, true);
+  return true;
+}
+
+void mf_pool_leave_seat(mf_device *device) {
+  atomic_store(&device->seated, false);
+  if (device->closing) pthread_cond_broadcast(&device->news);
+}
+
+bool mf_pool_sit(mf_device *device, const mf_goal *goal) {
+  mf_worker *seat = &device->workers[device->threads];
+  mf_patience patience = {0};
+  announce(seat);
+  while (!mf_queue_has_news(device, goal)) {
+    if (serve(seat)) {
+      patience = (mf_patience){0};
+    } else if (is_tired(seat, &patience)) {
+      if (!atomic_load_explicit(&device->leading, memory_order_acquire)) return false;
+      patience = (mf_patience){0};
+      sched_yield();
+      announce(seat);
+    }
+  }
+  withdraw(seat);
+  return true;
+}
+
 // --- Life.
 
 int32_t mf_pool_start(mf_device *device) {
+  const uint32_t places = device->threads + 1;
   void *workers = NULL;
-  if (posix_memalign(&workers, MF_LINE_BYTES, device->threads * sizeof(mf_worker)) != 0)
+  if (posix_memalign(&workers, MF_LINE_BYTES, places * sizeof(mf_worker)) != 0)
     return mf_error(MF_ERR_MEMORY, "no memory is left for %u threads", device->threads);
-  memset(workers, 0, device->threads * sizeof(mf_worker));
+  memset(workers, 0, places * sizeof(mf_worker));
   device->workers = workers;
+  for (uint32_t i = 0; i < places; i++) {
+    device->workers[i].index = i;
+    device->workers[i].device = device;
+    atomic_store(&device->workers[i].barred_core, -1);
+  }
+  note_cores(device);
   for (uint32_t i = 0; i < device->threads; i++) {
     mf_worker *worker = &device->workers[i];
-    worker->index = i;
-    worker->device = device;
     // The count is what mf_queue_changed compares with, under the lock.
     pthread_mutex_lock(&device->lock);
     const int code = pthread_create(&worker->thread, NULL, worker_main, worker);

@@ -1,13 +1,11 @@
 // The queue of a device: lists run one after another, led by one thread at a time. The leader may be a
-// thread of the pool or a host that waits: a waiting host takes the lead itself, so that it neither
-// steals a core from the pool nor has to be woken. A list that waits for an event has no leader.
+// thread of the pool or a host that waits: a waiting host takes the lead or a place among the pool's threads, so
+// that it neither steals a core from them nor has to be woken. A list that waits for an event has no leader.
 #include "mf_core.h"
 
 #include <stdio.h>
 #include <string.h>
 
-// How long a waiting host looks before it sleeps.
-enum { HOST_LOOK_NS = 10000 };
 enum { UNDECIDED = 1 };
 
 typedef enum { RUN_ENDED, RUN_BLOCKED, RUN_LEFT } run_end;
@@ -22,11 +20,9 @@ static bool has_passed(uint64_t deadline_ns) {
   return deadline_ns != MF_FOREVER_NS && mf_now_ns() >= deadline_ns;
 }
 
-// Whether the leader should leave between two commands: a host that has what it wants, a pool thread when
-// a host wants to lead.
+// Whether a host that leads should leave between two commands.
 static bool must_leave(const mf_device *device, const mf_goal *goal) {
-  if (goal == NULL) return atomic_load_explicit(&device->heirs, memory_order_relaxed) > 0;
-  return goal_reached(device, goal) || has_passed(goal->deadline_ns);
+  return goal != NULL && (goal_reached(device, goal) || has_passed(goal->deadline_ns));
 }
 
 // Whether a blocked list may go on.
@@ -102,7 +98,6 @@ static void pop_head(mf_device *device) {
 void mf_queue_lead(mf_device *device, const mf_goal *goal) {
   const uint64_t start_ns = mf_now_ns();
   device->leading = true;
-  device->spare = goal != NULL ? 1 : 0;
   atomic_store_explicit(&device->runnable, false, memory_order_relaxed);
   for (mf_list *list = device->head; list != NULL; list = device->head) {
     if (list->blocked) device->event_seconds += 1e-9 * (double)(mf_now_ns() - list->blocked_ns);
@@ -143,44 +138,45 @@ static int32_t verdict(const mf_device *device, const mf_goal *goal) {
   return reached ? MF_OK : UNDECIDED;
 }
 
-// Looks for a while without the lock, and asks for the lead.
-static void look(mf_device *device, const mf_goal *goal) {
-  atomic_fetch_add(&device->heirs, 1);
-  const uint64_t end_ns = mf_now_ns() + HOST_LOOK_NS;
-  for (uint32_t round = 1;; round++) {
-    if (goal_reached(device, goal) || atomic_load_explicit(&device->runnable, memory_order_acquire) ||
-        atomic_load_explicit(&device->cancelled, memory_order_relaxed) ||
-        atomic_load_explicit(&device->failed, memory_order_relaxed))
-      break;
-    mf_relax();
-    if (round % 16 == 0 && mf_now_ns() >= end_ns) break;
+bool mf_queue_has_news(const mf_device *device, const mf_goal *goal) {
+  if (goal_reached(device, goal) || has_passed(goal->deadline_ns)) return true;
+  if (atomic_load_explicit(&device->runnable, memory_order_acquire)) return true;
+  // Who waits for all lists waits for their end whatever has happened.
+  return goal->event != NULL && (atomic_load_explicit(&device->cancelled, memory_order_relaxed) ||
+                                 atomic_load_explicit(&device->failed, memory_order_relaxed) ||
+                                 atomic_load_explicit(&goal->event->destroyed, memory_order_relaxed));
+}
+
+// With the device locked, which it lets go meanwhile: until there may be news.
+static void await_news(mf_device *device, const mf_goal *goal) {
+  if (mf_pool_take_seat(device)) {
+    pthread_mutex_unlock(&device->lock);
+    const bool has_news = mf_pool_sit(device, goal);
+    pthread_mutex_lock(&device->lock);
+    mf_pool_leave_seat(device);
+    // Something may have come between the last look and the lock.
+    if (has_news || mf_queue_has_news(device, goal) || device->closing) return;
   }
-  atomic_fetch_sub(&device->heirs, 1);
+  mf_pool_host_leaves(device, true);
+  device->host_waiters++;
+  (void)mf_condition_wait(&device->news, &device->lock, goal->deadline_ns);
+  device->host_waiters--;
+  mf_pool_host_comes(device);
 }
 
 int32_t mf_queue_wait(mf_device *device, const mf_goal *goal) {
-  bool has_looked = false;
   pthread_mutex_lock(&device->lock);
+  mf_pool_host_comes(device);
   int32_t status;
   while ((status = verdict(device, goal)) == UNDECIDED) {
     if (has_passed(goal->deadline_ns)) {
       status = mf_error(MF_ERR_TIMEOUT, "the work was not done in time");
       break;
     }
-    if (mf_queue_can_lead(device)) {
-      mf_queue_lead(device, goal);
-      has_looked = false;
-    } else if (!has_looked) {
-      has_looked = true;
-      pthread_mutex_unlock(&device->lock);
-      look(device, goal);
-      pthread_mutex_lock(&device->lock);
-    } else {
-      device->host_waiters++;
-      (void)mf_condition_wait(&device->news, &device->lock, goal->deadline_ns);
-      device->host_waiters--;
-    }
+    if (mf_queue_can_lead(device)) mf_queue_lead(device, goal);
+    else await_news(device, goal);
   }
+  mf_pool_host_leaves(device, false);
   pthread_mutex_unlock(&device->lock);
   return status;
 }
@@ -213,7 +209,7 @@ void mf_queue_close(mf_device *device) {
   }
   pthread_cond_broadcast(&device->news);
   const mf_goal end = {.sequence = UINT64_MAX, .deadline_ns = MF_FOREVER_NS};
-  while (device->head != NULL || device->leading) {
+  while (device->head != NULL || device->leading || device->seated) {
     if (mf_queue_can_lead(device)) {
       if (device->head->blocked) atomic_store(&device->head->skip, true);
       mf_queue_lead(device, &end);
