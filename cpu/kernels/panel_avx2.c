@@ -139,8 +139,10 @@ typedef struct {
   __m256i dot[VECTORS][2];  // of both halves
 } sums;
 
-// Keeps the compiler from holding values of a later step: it would run out of registers.
-#define PIN(v) __asm__ volatile("" : "+x"(v))
+// sum += v where the sum is. Left to itself the compiler holds values of a later step until it has run out of
+// registers, or adds elsewhere and copies back: eight copies among forty instructions.
+#define ADD_WORDS(sum, v) __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(v))
+#define ADD_HALVES(sum, v) __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(v))
 
 INLINE __m256i broadcast(const void *four_bytes) {
   int32_t word;
@@ -159,10 +161,8 @@ INLINE void dot_pairs(const int count, const __m256i *codes, const int16_t *cons
 #pragma GCC unroll 6
     for (int v = 0; v < count; v++) {
       const __m256i values = broadcast(x[v] + 2 * pair);
-      a[v] = _mm256_add_epi32(a[v], _mm256_madd_epi16(low, values));
-      b[v] = _mm256_add_epi32(b[v], _mm256_madd_epi16(high, values));
-      PIN(a[v]);
-      PIN(b[v]);
+      ADD_WORDS(a[v], _mm256_madd_epi16(low, values));
+      ADD_WORDS(b[v], _mm256_madd_epi16(high, values));
     }
   }
 #pragma GCC unroll 6
@@ -180,10 +180,8 @@ INLINE void dot_fours(const int count, const __m256i *codes, const int8_t *const
 #pragma GCC unroll 6
     for (int v = 0; v < count; v++) {
       const __m256i values = broadcast(x[v] + 4 * four);
-      a[v] = _mm256_add_epi16(a[v], _mm256_maddubs_epi16(low, values));
-      b[v] = _mm256_add_epi16(b[v], _mm256_maddubs_epi16(high, values));
-      PIN(a[v]);
-      PIN(b[v]);
+      ADD_HALVES(a[v], _mm256_maddubs_epi16(low, values));
+      ADD_HALVES(b[v], _mm256_maddubs_epi16(high, values));
     }
   }
   const __m256i ones = _mm256_set1_epi16(1);
