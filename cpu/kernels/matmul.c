@@ -30,9 +30,9 @@ static const uint8_t *make_vectors(const mf_task *task, const mf_work *work, con
   return shared;
 }
 
-// Pairs of rows in a unit: four units a thread, long streams, whole lines of output.
+// Pairs of rows in a unit: eight units a thread, sixteen where they take long; long streams, whole lines of output.
 static uint32_t unit_rows(const mf_format *format, uint32_t rows, uint32_t threads) {
-  const uint32_t units = threads * 4, longest = (uint32_t)(UNIT_BYTES / mf_code_bytes(format)) + 1;
+  const uint32_t units = threads * (format->wide ? 16 : 8), longest = (uint32_t)(UNIT_BYTES / mf_code_bytes(format)) + 1;
   const uint32_t fair = (rows + units - 1) / units, least = fair < longest ? fair : longest;
   return (least + UNIT_ROWS_LEAST - 1) / UNIT_ROWS_LEAST * UNIT_ROWS_LEAST;
 }

@@ -82,10 +82,9 @@ static int check(const mf_task *task, const routed *r) {
   return 1;
 }
 
-// Whole experts if they divide evenly among the threads, else parts, about four a thread.
+// Parts of experts, about eight a thread: who comes late or loses its core for a moment holds the others up by one.
 static uint32_t parts_of(const routed *r, uint32_t threads) {
-  if (r->A % threads == 0) return 1;
-  const uint32_t wanted = (4 * threads + r->A - 1) / r->A, most = r->rows / PART_ROWS_LEAST;
+  const uint32_t wanted = (8 * threads + r->A - 1) / r->A, most = r->rows / PART_ROWS_LEAST;
   return wanted < most ? wanted : most ? most : 1;
 }
 
