@@ -13,7 +13,7 @@ typedef int32_t mf_i32;
 #define static_assert _Static_assert
 #endif
 
-#define MF_CATALOGUE_HASH 2730988929u
+#define MF_CATALOGUE_HASH 2933800111u
 #define MF_GROUP_SIZE 64
 #define MF_CANDIDATES_MAX 256
 #define MF_ACTIVATION_GELU_TANH 0
@@ -524,6 +524,19 @@ typedef struct {
 } mf_gated_shared_params;
 static_assert(sizeof(mf_gated_shared_params) == 8, "gated_shared");
 
+// groups[p] = (table[ids[p]], p, 1, 0)
+#define MF_KERNEL_SLOT_LOOKUP 30
+#define MF_SLOT_LOOKUP_IDS 0  // read u32 [P]
+#define MF_SLOT_LOOKUP_TABLE 1  // read u32 [E]
+#define MF_SLOT_LOOKUP_GROUPS 2  // write u32 [P, 4]
+#define MF_SLOT_LOOKUP_PARAMS 3
+typedef struct {
+  mf_u32 P;
+  mf_u32 E;
+  mf_u32 S;
+} mf_slot_lookup_params;
+static_assert(sizeof(mf_slot_lookup_params) == 12, "slot_lookup");
+
 #ifndef __METAL_VERSION__
 #include <math.h>
 // Bytes that a kernel may touch from a binding's offset on.
@@ -847,6 +860,15 @@ static inline double mf_extent_bytes(mf_u32 kernel, mf_u32 binding, const void *
     };
     return bytes[binding];
   }
+  case MF_KERNEL_SLOT_LOOKUP: {
+    const mf_slot_lookup_params *p = (const mf_slot_lookup_params *)params;
+    const double bytes[] = {
+        4.0 * (double)p->P,
+        4.0 * (double)p->E,
+        4.0 * (double)p->P * 4.0,
+    };
+    return bytes[binding];
+  }
   }
   return INFINITY;
 }
@@ -896,12 +918,13 @@ static inline const char *mf_kernel_name(mf_u32 kernel) {
       "gated_delta",
       "gated_norm",
       "gated_shared",
+      "slot_lookup",
   };
   return kernel < sizeof names / sizeof *names ? names[kernel] : "unknown";
 }
 // How a kernel uses a binding: `write` reads nothing of what was there, `update` does.
 static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
-  static const char *const access[30][9] = {
+  static const char *const access[31][9] = {
       {"read", "read", "read", "read", "write"},  // embed_affine
       {"read", "read", "write"},  // rms_norm
       {"update", "read", "read", "read", "read", "read", "write", "write", "write"},  // sandwich_setup
@@ -932,6 +955,7 @@ static inline const char *mf_binding_access(mf_u32 kernel, mf_u32 binding) {
       {"read", "read", "read", "update", "write"},  // gated_delta
       {"read", "read", "read", "write"},  // gated_norm
       {"read", "read", "read", "write"},  // gated_shared
+      {"read", "read", "write"},  // slot_lookup
   };
   return access[kernel][binding];
 }
@@ -971,6 +995,7 @@ static inline mf_kernel_counts mf_kernel_shape(mf_u32 kernel) {
       {5, 24},
       {4, 16},
       {4, 8},
+      {3, 12},
   };
   return shapes[kernel];
 }
@@ -1035,6 +1060,7 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
       {-1, 0},  // gated_delta
       {-1, 0},  // gated_norm
       {-1, 0},  // gated_shared
+      {-1, 0},  // slot_lookup
   };
   return all[kernel];
 }
@@ -1044,7 +1070,7 @@ static inline mf_wide mf_wide_of(mf_u32 kernel) {
 // Bytes of a binding's elements; MF_BINDING_WRITTEN is added where the kernel writes it.
 #define MF_BINDING_WRITTEN 8
 static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
-  static const unsigned char flags[30][9] = {
+  static const unsigned char flags[31][9] = {
     {4, 1, 2, 2, 12},  // embed_affine
     {4, 2, 12},  // rms_norm
     {12, 4, 2, 2, 2, 2, 12, 12, 12},  // sandwich_setup
@@ -1075,12 +1101,13 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
     {4, 4, 4, 12, 12},  // gated_delta
     {4, 4, 2, 12},  // gated_norm
     {4, 4, 4, 12},  // gated_shared
+    {4, 4, 12},  // slot_lookup
   };
   return flags[kernel][binding];
 }
 #endif
 
-#define MF_KERNEL_COUNT 30
+#define MF_KERNEL_COUNT 31
 // X(name, buffer count, parameter bytes)
 #define MF_KERNEL_LIST(X) \
   X(embed_affine, 5, 20) \
@@ -1112,6 +1139,7 @@ static inline mf_u32 mf_binding_flags(mf_u32 kernel, mf_u32 binding) {
   X(delta_prepare, 5, 24) \
   X(gated_delta, 5, 24) \
   X(gated_norm, 4, 16) \
-  X(gated_shared, 4, 8)
+  X(gated_shared, 4, 8) \
+  X(slot_lookup, 3, 12)
 
 #endif

@@ -267,3 +267,21 @@ kernel void gated_shared(device const float *routed [[buffer(MF_GATED_SHARED_ROU
   const ulong at = ulong(position.y) * p.D + d;
   y[at] = fma(sigmoid(gate[position.y]), shared[at], routed[at]);
 }
+
+// groups[p] = (table[ids[p]], p, 1, 0)
+// A thread for each pair; the grid is (pairs in blocks of 32). An expert that the layer does not have, or that is
+// in no slot, gets a row that routed_gate and routed_down pass over. Exact.
+[[max_total_threads_per_threadgroup(32)]]
+kernel void slot_lookup(device const uint *ids [[buffer(MF_SLOT_LOOKUP_IDS)]],
+                        device const uint *table [[buffer(MF_SLOT_LOOKUP_TABLE)]],
+                        device uint *groups [[buffer(MF_SLOT_LOOKUP_GROUPS)]],
+                        constant mf_slot_lookup_params &p [[buffer(MF_SLOT_LOOKUP_PARAMS)]],
+                        uint3 position [[thread_position_in_grid]]) {
+  const uint i = position.x;
+  if (i >= p.P) return;
+  const uint slot = ids[i] < p.E ? table[ids[i]] : 0xffffffffu;
+  groups[4 * i] = slot < p.S ? slot : 0xffffffffu;
+  groups[4 * i + 1] = i;
+  groups[4 * i + 2] = 1u;
+  groups[4 * i + 3] = 0u;
+}

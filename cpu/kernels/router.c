@@ -1,4 +1,4 @@
-// The choice of experts for each token.
+// The choice of experts for each token, and the slots that they are in.
 #include <math.h>
 #include <stdbool.h>
 
@@ -49,6 +49,26 @@ void mf_k_router_topk(const mf_task *task) {
       // Valid experts all the same, so that nothing behind this reads out of bounds.
       if (!is_chosen) ids[at + k] = k;
       weights[at + k] = is_chosen ? weights[at + k] * mf_bf16(scale[ids[at + k]]) : 0;
+    }
+  }
+}
+
+void mf_k_slot_lookup(const mf_task *task) {
+  const mf_slot_lookup_params *p = task->params;
+  const uint32_t *ids = task->buffers[MF_SLOT_LOOKUP_IDS], *table = task->buffers[MF_SLOT_LOOKUP_TABLE];
+  uint32_t *row = task->buffers[MF_SLOT_LOOKUP_GROUPS];
+  // A handful of rows: not worth dividing.
+  if (task->thread != 0) return;
+  for (uint32_t i = 0; i < p->P; i++, row += 4) {
+    const uint32_t id = ids[i], slot = id < p->E ? table[id] : UINT32_MAX;
+    row[0] = slot;
+    row[1] = i;
+    row[2] = 1;
+    row[3] = 0;
+    if (id >= p->E) {
+      mf_fail(task, "slot_lookup: pair %u names expert %u, the layer has %u", i, id, p->E);
+    } else if (slot >= p->S) {
+      mf_fail(task, "slot_lookup: expert %u of pair %u is in none of %u slots", id, i, p->S);
     }
   }
 }

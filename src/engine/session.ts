@@ -68,8 +68,8 @@ export class Session {
         const chunk = ids.subarray(done, done + chunkRows);
         const isLast = done + chunk.length === ids.length;
         const wanted = head === "last" && !isLast ? "none" : head;
-        // Copies of states are made on an idle device.
-        if (model.kv.hasStates && chunk.length > 1) this.#settle();
+        // What the last chunk reads is about to be written by the host, and states are copied.
+        this.#settle();
         model.kv.begin(chunk.length, done === 0);
         await this.#run(chunk, wanted, options.tap);
         onChunk?.(done + chunk.length);
@@ -195,7 +195,7 @@ export class Session {
     stream.abandon();
     if (error instanceof MferenceError && error.code === "native.cancelled") {
       // What was under way was skipped; its rows are written again. Rings hold what came before a block;
-      // behind more than that, a longer chunk or several calls without a choice, everything is.
+      // behind more than that, a longer chunk, everything is.
       const kept = kv.restorable(this.#complete);
       if (kept === 0) this.reset();
       else this.#goBack(kept);

@@ -70,11 +70,11 @@ function groupToken(ids: Uint32Array, E: number): ExpertGroups {
   return { tokens: 1, experts, ...ranksOf(ids.length) };
 }
 
-type Ranks = Pick<ExpertGroups, "starts" | "counts" | "pairs">;
+export type Ranks = Pick<ExpertGroups, "starts" | "counts" | "pairs">;
 const ranksByCount = new Map<number, Ranks>();
 
 /** The lists of a single token depend on K alone and are shared by all tokens. */
-function ranksOf(K: number): Ranks {
+export function ranksOf(K: number): Ranks {
   let ranks = ranksByCount.get(K);
   if (ranks === undefined) {
     const starts = Array.from({ length: K }, (_, rank) => rank);
@@ -197,7 +197,7 @@ export function writeGroupRows(
 }
 
 /** Writes the pairs of a chunk to the buffer that the rows of all its tiles point into. */
-export function writePairs(pairs: Uint32Array, groups: ExpertGroups): void {
+export function writePairs(pairs: Uint32Array, groups: Pick<ExpertGroups, "pairs">): void {
   assert(pairs.length >= groups.pairs.length, "the pairs of a chunk fit their buffer");
   pairs.set(groups.pairs);
 }

@@ -3,12 +3,15 @@
  * tokens of one layer and leaves their weighted expert sums recorded behind the reads, which may still be
  * under way: so the next layer is recorded meanwhile.
  *
+ * A token in a layer whose experts are all in slots needs no plan: the device looks its slots up, and the
+ * host records on without knowing the routes. Nothing can leave such a layer, so its uses are not counted.
+ *
  * Two rules keep it right. A slot is overwritten only when no committed work reads it. And a committed
  * list may wait for a read, but this thread never waits for a list before the reads in front of it.
  */
 import type { SharedBuffer } from "../native/device.ts";
 import type { Activation, Ops, Routes } from "../ops/ops.ts";
-import { type ExpertArrays, routedExperts } from "../ops/routed.ts";
+import { type ExpertArrays, lookUpSlots, type RoutedLists, routedExperts } from "../ops/routed.ts";
 import type { Ticket } from "../ops/stream.ts";
 import { integersOf, Scratch, type Tensor } from "../ops/tensor.ts";
 import { assert } from "../util/errors.ts";
@@ -18,6 +21,7 @@ import {
   GROUP_ROW_FIELDS,
   groupRoutes,
   planTiles,
+  ranksOf,
   writeGroupRows,
   writePairs,
 } from "./groups.ts";
@@ -70,7 +74,7 @@ export interface ExpertCounters {
   readonly bytesRead: number;
 }
 
-/** What one routed step decided: for traces. */
+/** What one routed step decided: for traces. While there is an observer, the host plans every layer. */
 export type RoutingObserver = (layer: number, experts: readonly number[], misses: number) => void;
 
 /** A tile whose reads and committed work may still be under way. */
@@ -88,6 +92,8 @@ export class ExpertPipeline {
   readonly #outputs: Tensor;
   readonly #groups: SharedBuffer;
   readonly #pairs: SharedBuffer;
+  /** Of a single token without a plan: the device writes its rows, and its pairs never change. */
+  readonly #token: RoutedLists;
   readonly #reads = new ReadQueue();
   /** Of the layer that was recorded last, oldest first. */
   #running: Running[] = [];
@@ -110,6 +116,11 @@ export class ExpertPipeline {
     this.#outputs = this.#scratch.tensor(pairsMax, shape.hiddenSize);
     this.#groups = this.#scratch.integers(4 * Math.min(pairsMax, shape.expertCount));
     this.#pairs = this.#scratch.integers(pairsMax);
+    const K = shape.perToken;
+    const pairs = this.#scratch.integers(K);
+    writePairs(integersOf(pairs), ranksOf(K));
+    const groups = { buffer: this.#scratch.integers(GROUP_ROW_FIELDS * K) };
+    this.#token = { groups, groupCount: K, pairs, pairCount: K };
   }
 
   get counters(): ExpertCounters {
@@ -141,6 +152,11 @@ export class ExpertPipeline {
    */
   async forward(layer: number, step: RoutedStep): Promise<void> {
     const { ops, store, shape } = this.#options;
+    const known = store.opened(layer);
+    if (step.T === 1 && known !== undefined && isWhole(known) && this.observer === undefined) {
+      this.#forwardWhole(layer, known, step);
+      return;
+    }
     const { stream } = ops;
     const { T, routes } = step;
     stream.commit();
@@ -158,6 +174,18 @@ export class ExpertPipeline {
     if (this.#misses === missesBefore) this.#allHitLayers += 1;
     this.observer?.(layer, groups.experts, this.#misses - missesBefore);
     ops.reduceRoutes(this.#outputs, routes, step.y, T);
+  }
+
+  /** One token, every expert in a slot: nothing waits for its routes. */
+  #forwardWhole(layer: number, opened: OpenLayer, step: RoutedStep): void {
+    const { ops } = this.#options;
+    const { routes } = step;
+    lookUpSlots(ops, routes, opened, this.#token);
+    this.#record(layer, opened, step, this.#token);
+    this.#hits += routes.perToken;
+    this.#layers += 1;
+    this.#allHitLayers += 1;
+    ops.reduceRoutes(this.#outputs, routes, step.y, 1);
   }
 
   /**
@@ -196,7 +224,7 @@ export class ExpertPipeline {
       this.#hits += groups.experts.length;
       const first = this.#groupRows;
       const count = this.#writeRows(work, tile!, residentPlan(tile!));
-      this.#record(layer, opened, work, { first, count });
+      this.#recordRows(layer, opened, work, { first, count });
       return;
     }
     const size = tileSize(cache, groups, slotCount);
@@ -230,11 +258,11 @@ export class ExpertPipeline {
     this.#misses += plan.misses.length;
     const first = this.#groupRows;
     const hits = this.#writeRows(work, tile, plan);
-    this.#record(layer, opened, work, { first, count: hits });
+    this.#recordRows(layer, opened, work, { first, count: hits });
     // A gate for each missing expert: the device works on those that have arrived while others are read.
     const gates = plan.misses.map((_, miss) => {
       const gate = stream.gate();
-      this.#record(layer, opened, work, { first: first + hits + miss, count: 1 });
+      this.#recordRows(layer, opened, work, { first: first + hits + miss, count: 1 });
       return gate;
     });
     const ticket = stream.signal();
@@ -285,10 +313,18 @@ export class ExpertPipeline {
   }
 
   /** Records both phases for `count` group rows from `first` on. */
-  #record(layer: number, opened: OpenLayer, work: Work, { first, count }: RowRange): void {
+  #recordRows(layer: number, opened: OpenLayer, work: Work, { first, count }: RowRange): void {
     if (count === 0) return;
+    this.#record(layer, opened, work.step, {
+      groups: { buffer: this.#groups, offset: 4 * GROUP_ROW_FIELDS * first },
+      groupCount: count,
+      pairs: this.#pairs,
+      pairCount: work.groups.pairs.length,
+    });
+  }
+
+  #record(layer: number, opened: OpenLayer, step: RoutedStep, lists: RoutedLists): void {
     const { ops, shape } = this.#options;
-    const { groups, step } = work;
     routedExperts(
       ops,
       { slab: opened.slab, slots: opened.slotCount, slotBytes: opened.slotBytes },
@@ -299,14 +335,15 @@ export class ExpertPipeline {
         x: step.x,
         hidden: this.#hidden,
         y: this.#outputs,
-        groups: { buffer: this.#groups, offset: 4 * GROUP_ROW_FIELDS * first },
-        groupCount: count,
-        pairs: this.#pairs,
-        pairCount: groups.pairs.length,
+        ...lists,
       },
     );
   }
 }
+
+/** Whether every expert of a layer is in a slot: then none has to leave, and its table stays as it is. */
+const isWhole = ({ cache }: OpenLayer): boolean =>
+  cache === undefined || cache.residentCount === cache.expertCount;
 
 interface Work {
   readonly step: RoutedStep;

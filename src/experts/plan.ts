@@ -32,8 +32,10 @@ export interface ExpertCache {
   readonly slotLastUse: Float64Array;
   /** `[experts]` uses in all plans so far; never aged, never reset. */
   readonly useCount: Float64Array;
-  /** `[experts]` the slot of a resident expert, or -1. May lie in memory that a device reads. */
-  readonly table: Int16Array;
+  /** `[experts]` the slot of a resident expert, or -1. May lie in memory that a device reads as u32. */
+  readonly table: Int32Array;
+  /** Number of resident experts. */
+  residentCount: number;
   /** Number of plans so far. */
   useClock: number;
   /** Changes with every change of the state, so that a stale plan is recognised. */
@@ -90,20 +92,20 @@ export function slotCountFor(requested: number, experts: number): number {
 }
 
 /**
- * An empty cache. `table` (`[experts]` Int16) may be given so that it lies in memory shared with a
+ * An empty cache. `table` (`[experts]` Int32) may be given so that it lies in memory shared with a
  * device; it is overwritten with -1.
  */
 export function createCache(options: {
   slotCount: number;
   expertCount: number;
   eviction?: EvictionPolicy;
-  table?: Int16Array;
+  table?: Int32Array;
 }): ExpertCache {
   const { slotCount, expertCount, eviction = "lfu" } = options;
-  const table = options.table ?? new Int16Array(expertCount);
+  const table = options.table ?? new Int32Array(expertCount);
   assert(Number.isInteger(slotCount) && slotCount >= 1, "a cache has one slot at least");
   assert(slotCount <= expertCount, "a cache has no more slots than experts");
-  assert(expertCount <= 32_767 && table.length === expertCount, "one Int16 entry for each expert");
+  assert(table.length === expertCount, "a table has an entry for each expert");
   return {
     expertCount,
     slotCount,
@@ -113,6 +115,7 @@ export function createCache(options: {
     slotLastUse: new Float64Array(slotCount),
     useCount: new Float64Array(expertCount),
     table: table.fill(-1),
+    residentCount: 0,
     useClock: 0,
     revision: 0,
     scratch: {
@@ -287,7 +290,8 @@ export function settleReservation(
 
 /**
  * A cache of another size with the same counts, and with the experts that would leave last. Expert and
- * bytes of slot `from` go to slot `to`. Nothing may be being read.
+ * bytes of slot `from` go to slot `to`. Nothing may be being read. The new cache takes over the table, so
+ * the old one is done with.
  */
 export function resizeCache(
   cache: ExpertCache,
@@ -300,8 +304,8 @@ export function resizeCache(
     cache.slotReading.every((expert) => expert < 0),
     "a cache is resized between reads",
   );
-  const { expertCount, eviction, useClock } = cache;
-  const resized = createCache({ slotCount, expertCount, eviction });
+  const { expertCount, eviction, useClock, table } = cache;
+  const resized = createCache({ slotCount, expertCount, eviction, table });
   resized.useCount.set(cache.useCount);
   resized.useClock = useClock;
   const stays = [...cache.slotExpert.keys()]
@@ -316,12 +320,13 @@ export function resizeCache(
   return { resized, moves };
 }
 
-/** The only writer of `slotExpert` and `table`. */
+/** The only writer of `slotExpert`, `table` and `residentCount`. */
 function place(cache: ExpertCache, slot: number, expert: number): void {
   const previous = cache.slotExpert[slot]!;
   if (previous >= 0) cache.table[previous] = -1;
   cache.slotExpert[slot] = expert;
   if (expert >= 0) cache.table[expert] = slot;
+  cache.residentCount += Number(expert >= 0) - Number(previous >= 0);
 }
 
 function beginRead(cache: ExpertCache, expert: number, slot: number): void {

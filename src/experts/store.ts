@@ -8,7 +8,7 @@
  */
 import { closeSync } from "node:fs";
 import { checkUnchanged, checkUntouched, identityOf, type OpenFile } from "../format/files.ts";
-import type { Buffer, Device, Memory } from "../native/device.ts";
+import type { Buffer, Device, Memory, SharedBuffer } from "../native/device.ts";
 import { MferenceError } from "../util/errors.ts";
 import { createCache, type ExpertCache, resizeCache } from "./plan.ts";
 import {
@@ -53,6 +53,8 @@ export interface OpenLayer {
   readonly slab: Buffer;
   readonly slotCount: number;
   readonly slotBytes: number;
+  /** `[E]` u32: the slot of each expert, where kernels look it up; no slot's number for one that has none. */
+  readonly table: SharedBuffer;
   /** Which expert is in which slot; absent where all are resident. */
   readonly cache: ExpertCache | undefined;
   /** Fills a slot with an expert. */
@@ -76,6 +78,9 @@ function undoing<Result>(undo: () => void, work: () => Result): Result {
     throw error;
   }
 }
+
+const entriesOf = ({ bytes }: SharedBuffer): Int32Array =>
+  new Int32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
 
 type MemorySlot = readonly [memory: Memory, slot: number];
 
@@ -125,16 +130,24 @@ export class ExpertStore {
       throw new MferenceError("format.layout", `layer ${layer} has no routed experts`);
     }
     const source = await file.open();
-    const opened = undoing(
-      () => closeSync(source.descriptor),
-      () =>
-        this.#options.slots === "resident"
-          ? this.#map(file, source)
-          : this.#openSlots(file, source),
+    const close = (): void => closeSync(source.descriptor);
+    const { device, slots } = this.#options;
+    const table = undoing(close, () => device.createBuffer(4 * file.offsets.length));
+    const closeAll = (): void => {
+      device.destroyBuffer(table);
+      close();
+    };
+    const opened = undoing(closeAll, () =>
+      slots === "resident" ? this.#map(file, source, table) : this.#openSlots(file, source, table),
     );
-    this.#closers.push(() => closeSync(source.descriptor));
+    this.#closers.push(closeAll);
     this.#layers.set(layer, opened);
     return opened;
+  }
+
+  /** A layer that has been touched before. */
+  opened(layer: number): OpenLayer | undefined {
+    return this.#layers.get(layer);
   }
 
   /**
@@ -169,12 +182,14 @@ export class ExpertStore {
     for (const close of this.#closers.splice(0)) close();
   }
 
-  #map(file: ExpertFile, source: OpenFile): OpenLayer {
+  #map(file: ExpertFile, source: OpenFile, table: SharedBuffer): OpenLayer {
     const memory = this.#options.device.mapFile(file.path);
+    for (const expert of file.offsets.keys()) entriesOf(table)[expert] = expert;
     const identity = identityOf(source.descriptor);
     const opened = this.#bind(memory, {
       slotCount: file.offsets.length,
       slotBytes: file.strideBytes,
+      table,
       cache: undefined,
       fetch: () => Promise.resolve(),
       check: () => checkUntouched(source, identity),
@@ -185,7 +200,7 @@ export class ExpertStore {
     return opened;
   }
 
-  #openSlots(file: ExpertFile, source: OpenFile): OpenLayer {
+  #openSlots(file: ExpertFile, source: OpenFile, table: SharedBuffer): OpenLayer {
     const expertCount = file.offsets.length;
     const identity = identityOf(source.descriptor);
     const direct = this.#openDirect(file, source);
@@ -197,6 +212,7 @@ export class ExpertStore {
       const opened = this.#bind(memory, {
         slotCount: cache.slotCount,
         slotBytes: file.strideBytes,
+        table,
         cache,
         fetch: this.#fetcher(file, { descriptor, direct }, memory),
         check: () => checkUntouched(source, identity),
@@ -214,7 +230,8 @@ export class ExpertStore {
     };
     const opened = undoing(closeDirect, () => {
       const slotCount = Math.min(Number(this.#slots), expertCount);
-      return withSlab(createCache({ slotCount, expertCount }), this.#allocate(file, slotCount));
+      const cache = createCache({ slotCount, expertCount, table: entriesOf(table) });
+      return withSlab(cache, this.#allocate(file, slotCount));
     });
     this.#closers.push(closeDirect);
     return opened;

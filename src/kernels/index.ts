@@ -13,7 +13,14 @@ import {
 import { causalConv, deltaPrepare, gatedDelta, gatedNorm } from "./delta.ts";
 import { embedAffine } from "./embed.ts";
 import { gatedMatmulAffine, matmulAffine } from "./matmul.ts";
-import { gatedShared, routedDown, routedGate, routedReduce, routerTopk } from "./moe.ts";
+import {
+  gatedShared,
+  routedDown,
+  routedGate,
+  routedReduce,
+  routerTopk,
+  slotLookup,
+} from "./moe.ts";
 import { residualNorm, rmsNorm, sandwichSetup, sandwichTail } from "./norm.ts";
 import { argmax, candidates, gumbel, penalize, softcap } from "./sampling.ts";
 import type { AnyKernel } from "./spec.ts";
@@ -50,6 +57,7 @@ export const catalogue: readonly AnyKernel[] = [
   gatedDelta,
   gatedNorm,
   gatedShared,
+  slotLookup,
 ];
 
 /** One line for each kernel with everything that the two sides of the ABI must agree on. */

@@ -125,3 +125,20 @@ export const gatedShared = defineKernel({
   grid: ({ T, D }) => perCell(Math.ceil(D / 256), T, 256),
   tolerance: () => ({ atol: 1e-6, rtol: 2e-6 }),
 });
+
+/**
+ * The rows that `routedGate` and `routedDown` read, one for each pair of a token's routes: what the host
+ * writes when it plans, found by the device where every expert is in a slot.
+ */
+export const slotLookup = defineKernel({
+  name: "slot_lookup",
+  formula: "groups[p] = (table[ids[p]], p, 1, 0)",
+  buffers: {
+    ids: read("u32", "[P]"),
+    table: read("u32", "[E]"),
+    groups: write("u32", "[P, 4]"),
+  },
+  params: { P: "u32", E: "u32", S: "u32" },
+  grid: ({ P }) => perUnit(Math.ceil(P / 32), 32),
+  tolerance: () => ({ atol: 0, rtol: 0 }),
+});

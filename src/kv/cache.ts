@@ -62,11 +62,6 @@ export class KvCache {
     );
   }
 
-  /** Whether going back needs copies of a state, which the device must be idle for. */
-  get hasStates(): boolean {
-    return this.#states !== undefined;
-  }
-
   get #kept(): readonly Layer[] {
     return this.#layers.filter((layer) => layer !== undefined);
   }

@@ -1,9 +1,9 @@
 /** Both phases of routed experts over slots of a slab, for lists of (expert, tokens). */
-import { routedDown, routedGate } from "../kernels/moe.ts";
+import { routedDown, routedGate, slotLookup } from "../kernels/moe.ts";
 import { ACTIVATION } from "../kernels/spec.ts";
 import type { Binding } from "../native/commands.ts";
 import type { Buffer } from "../native/device.ts";
-import type { Activation, Ops } from "./ops.ts";
+import type { Activation, Ops, Routes } from "./ops.ts";
 import type { Tensor } from "./tensor.ts";
 
 /** Where an affine-quantised matrix begins in an expert's slot. */
@@ -29,7 +29,16 @@ export interface Slab {
   readonly slotBytes: number;
 }
 
-export interface RoutedWork {
+/** What is to be done with which experts. */
+export interface RoutedLists {
+  /** Rows of (slot, first pair, pairs, 0), as src/kernels/moe.ts describes them. */
+  readonly groups: Binding;
+  readonly groupCount: number;
+  readonly pairs: Buffer;
+  readonly pairCount: number;
+}
+
+export interface RoutedWork extends RoutedLists {
   readonly shape: {
     readonly hiddenSize: number;
     readonly expertWidth: number;
@@ -44,11 +53,20 @@ export interface RoutedWork {
   readonly hidden: Tensor;
   /** `[T * K, D]`, one row for each routed (token, rank). */
   readonly y: Tensor;
-  /** Rows of (slot, first pair, pairs, 0), as src/kernels/moe.ts describes them. */
-  readonly groups: Binding;
-  readonly groupCount: number;
-  readonly pairs: Buffer;
-  readonly pairCount: number;
+}
+
+/** Records the rows of one token's routes, whose slots the device finds in `table` (`[E]`). */
+export function lookUpSlots(
+  ops: Ops,
+  routes: Routes,
+  { table, slotCount }: { readonly table: Buffer; readonly slotCount: number },
+  { groups }: RoutedLists,
+): void {
+  ops.stream.dispatch(
+    slotLookup,
+    { ids: { buffer: routes.ids }, table: { buffer: table }, groups },
+    { P: routes.perToken, E: table.byteLength / 4, S: slotCount },
+  );
 }
 
 /** Records gate, up and down of the listed experts for their tokens. */

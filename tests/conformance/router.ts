@@ -1,5 +1,5 @@
 /** Cases of the choice of experts and of the sum of their results. */
-import { routedReduce, routerTopk } from "../../src/kernels/moe.ts";
+import { routedReduce, routerTopk, slotLookup } from "../../src/kernels/moe.ts";
 import { fromBf16 } from "../reference/norm.ts";
 import { createRandom } from "../reference/random.ts";
 import * as reference from "../reference/router.ts";
@@ -51,6 +51,22 @@ function reduceCase(T: number, K: number, D: number): ConformanceCase {
   });
 }
 
+/** Experts in slots in an order of their own, every third in none; the routes name others. */
+function lookupCase(P: number, E: number): ConformanceCase {
+  return defineCase(slotLookup, `${P} pairs, ${E} experts`, () => {
+    const random = createRandom(P * 512 + E);
+    const slots = random.distinct(E, E);
+    const table = Uint32Array.from(slots, (slot) => (slot % 3 === 2 ? 0xffff_ffff : slot));
+    const cached = [...table.keys()].filter((expert) => table[expert]! < E);
+    const ids = Uint32Array.from({ length: P }, () => cached[random.below(cached.length)]!);
+    return {
+      params: { P, E, S: E },
+      inputs: { ids, table },
+      expected: { groups: [...ids].flatMap((id, pair) => [slots[id]!, pair, 1, 0]) },
+    };
+  });
+}
+
 export const routerCases: readonly ConformanceCase[] = [
   topkCase("one token", { T: 1, E: 128, K: 8 }, normals),
   topkCase("a chunk", { T: 33, E: 128, K: 8 }, normals),
@@ -65,4 +81,8 @@ export const routerCases: readonly ConformanceCase[] = [
   reduceCase(3, 2, 128),
   reduceCase(2, 1, 37),
   reduceCase(1, 16, 1027),
+  lookupCase(8, 128),
+  lookupCase(2, 8),
+  lookupCase(1, 1),
+  lookupCase(67, 256),
 ];

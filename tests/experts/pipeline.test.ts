@@ -1,6 +1,7 @@
 import { afterAll, describe, expect, test } from "bun:test";
 import { complete } from "../../src/engine/generate.ts";
 import type { Model, ModelOptions } from "../../src/engine/model.ts";
+import { samplingOptions } from "../../src/engine/sampler.ts";
 import { type ReadAt, readAt } from "../../src/experts/reader.ts";
 import { printCommands } from "../../src/native/commands.ts";
 import { floatsOf } from "../../src/ops/tensor.ts";
@@ -224,6 +225,118 @@ describe("slots and tiles", () => {
     const warm = model.experts.counters;
     expect(warm).toMatchObject({ hits: total, misses: total, layers: 12, allHitLayers: 6 });
     expect(warm.bytesRead).toBe(cold.bytesRead);
+  });
+});
+
+describe("a token in layers whose experts are all in slots", () => {
+  const tokens = promptOf(9, 5);
+
+  /** A model that has seen a prompt, and counts the layers whose slots the device looks up. */
+  async function warm(options: Partial<ModelOptions>, isPlanned: boolean, ids = prompt) {
+    const model = await loadTiny({ chunkRows: 8, ...options });
+    // Who looks on has every layer planned.
+    if (isPlanned) model.experts.observer = () => {};
+    const session = openSession(model);
+    await session.extend(Uint32Array.from(ids), { head: "none" });
+    const seen = { lookups: 0 };
+    model.stream.observe((commands) => {
+      seen.lookups += printCommands(commands).split("\n").filter(isLookup).length;
+    });
+    return { model, session, seen };
+  }
+  const isLookup = (line: string): boolean => line.startsWith("slot_lookup");
+
+  type Warm = Awaited<ReturnType<typeof warm>>;
+  async function logitsAfter({ model, session }: Warm, ids: readonly number[]): Promise<string[]> {
+    const logits: string[] = [];
+    for (const id of ids) {
+      await session.extend(Uint32Array.of(id));
+      model.stream.flush();
+      logits.push(Buffer.from(floatsOf(model.forward.logits).slice().buffer).toString("hex"));
+    }
+    return logits;
+  }
+
+  const fixtures = ["gemma4-a", "gemma4-a-e16", "qwen36-a", "qwen36-a-dk64"];
+  const runs = fixtures.flatMap((fixture) =>
+    (["exact", "fast"] as const).map((precision) => [fixture, precision] as const),
+  );
+  test.each(runs)("has the bits of the planned path: %s, %s", async (fixture, precision) => {
+    const directory = await packageOf(fixture);
+    for (const slots of ["resident", 512] as const) {
+      const options = { directory, precision, slots };
+      const planned = await warm(options, true);
+      const lookedUp = await warm(options, false);
+      const hitsBefore = lookedUp.model.experts.counters.hits;
+      expect(await logitsAfter(lookedUp, tokens)).toEqual(await logitsAfter(planned, tokens));
+      expect(planned.seen.lookups).toBe(0);
+      const { hits, layers, allHitLayers } = planned.model.experts.counters;
+      expect(lookedUp.model.experts.counters).toMatchObject({ hits, layers, allHitLayers });
+      const all = planned.model.package.layers.length * tokens.length;
+      if (slots === "resident") expect(lookedUp.seen.lookups).toBe(all);
+      expect(lookedUp.seen.lookups).toBeGreaterThan(0);
+      expect(hits).toBeGreaterThan(hitsBefore);
+    }
+  });
+
+  test("has them beside layers with experts missing, and while these are read", async () => {
+    const options = { slots: 8, read: held(() => Bun.sleep(1)) };
+    const few = prompt.slice(0, 8);
+    const planned = await warm(options, true, few);
+    const lookedUp = await warm(options, false, few);
+    expect(await logitsAfter(lookedUp, tokens)).toEqual(await logitsAfter(planned, tokens));
+    expect(lookedUp.seen.lookups).toBeGreaterThan(0);
+    expect(lookedUp.seen.lookups).toBeLessThan(6 * tokens.length);
+  });
+
+  test("may follow another whose logits nobody waited for", async () => {
+    const one = await warm({ slots: "resident" }, true);
+    const other = await warm({ slots: "resident" }, false);
+    for (const id of tokens.slice(0, -1)) await other.session.extend(Uint32Array.of(id));
+    const last = (await logitsAfter(one, tokens)).slice(-1);
+    expect(await logitsAfter(other, tokens.slice(-1))).toEqual(last);
+  });
+
+  test("is planned again once slots were given back", async () => {
+    const planned = await warm({ slots: 8 }, true);
+    const shrunk = await warm({ slots: 8 }, false);
+    const wanted = await logitsAfter(planned, [...tokens, ...tokens]);
+    const first = await logitsAfter(shrunk, tokens);
+    const { lookups } = shrunk.seen;
+    shrunk.model.store.resize(3);
+    expect([...first, ...(await logitsAfter(shrunk, tokens))]).toEqual(wanted);
+    expect(lookups).toBeGreaterThan(0);
+    expect(shrunk.seen.lookups).toBe(lookups);
+  });
+
+  test("can be cancelled, and the session goes on from before it", async () => {
+    const wanted = await logitsAfter(await warm({ slots: "resident" }, true), tokens);
+    const run = await warm({ slots: "resident" }, false);
+    const { model, session } = run;
+    const options = { ...samplingOptions({ temperature: 0 }), seed: 0n };
+    const greedy = { options, index: 0, seen: new Uint32Array() };
+    const logits = await logitsAfter(run, tokens.slice(0, 4));
+    await session.choose(greedy);
+    const before = session.ids.length;
+    await session.extend(Uint32Array.of(tokens[4]!));
+    model.device.cancel();
+    const failure = await failureOf(() => session.choose(greedy));
+    expect(failure.code).toBe("native.cancelled");
+    expect(session.ids).toHaveLength(before);
+    expect([...logits, ...(await logitsAfter(run, tokens.slice(4)))]).toEqual(wanted);
+  });
+
+  test.skipIf(isMetal)("fails where the table is wrong (a GPU cannot say so)", async () => {
+    const wanted = await continueFrom(openSession(await loadTiny({ slots: "resident" })), prompt);
+    const { model, session } = await warm({ slots: "resident" }, false);
+    const { table } = await model.store.open(2);
+    const right = table.bytes.slice();
+    table.bytes.fill(255);
+    const failure = await failureOf(() => continueFrom(session, [...prompt, 5]));
+    expect(failure.message).toContain("is in none of 8 slots");
+    table.bytes.set(right);
+    session.reset();
+    expect(await continueFrom(session, prompt)).toEqual(wanted);
   });
 });
 

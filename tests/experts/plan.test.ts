@@ -141,7 +141,7 @@ describe("planning", () => {
   });
 
   test("a device's own table is kept in step", () => {
-    const table = new Int16Array(4);
+    const table = new Int32Array(4);
     const cache = createCache({ slotCount: 2, expertCount: 4, table });
     expect([...table]).toEqual([-1, -1, -1, -1]);
     use(cache, [2, 0]);

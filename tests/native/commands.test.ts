@@ -86,8 +86,14 @@ describe("a command list", () => {
 });
 
 /** The lists of one step in words, handles numbered in the order of their appearance. */
-async function listsOf(T: number, options: Partial<ModelOptions>): Promise<string> {
+async function listsOf(
+  T: number,
+  options: Partial<ModelOptions>,
+  isPlanned = true,
+): Promise<string> {
   const model = await loadTiny({ chunkRows: 8, ...options });
+  // Who looks on has every layer planned.
+  if (isPlanned) model.experts.observer = () => {};
   const session = new Session(model);
   await session.extend(Uint32Array.from(promptOf(9)), { head: "none" });
   const lists: string[] = [];
@@ -119,6 +125,18 @@ describe("a step's command lists", () => {
     const dispatches = (lists: string): string[] =>
       kernelsOf(lists).filter((name) => !/^(wait|signal|---|routed_(gate|down))/.test(name));
     expect(dispatches(one)).toEqual(dispatches(other));
+  });
+
+  test("of a token whose experts are all in slots are one list, which looks them up", async () => {
+    const planned = kernelsOf(await listsOf(1, { slots: "resident" }));
+    const lookedUp = kernelsOf(await listsOf(1, { slots: "resident" }, false));
+    const lookup = "slot_lookup";
+    expect(planned.filter((name) => name === "---")).toHaveLength(6);
+    expect(lookedUp.filter((name) => name === lookup)).toHaveLength(6);
+    expect(lookedUp[lookedUp.indexOf(lookup) + 1]).toBe("routed_gate");
+    expect(lookedUp.filter((name) => name !== lookup)).toEqual(
+      planned.filter((name) => name !== "---"),
+    );
   });
 
   // A refactor leaves these as they are; a change of the graph changes them on purpose.

@@ -14,7 +14,7 @@ import { recordCase } from "../conformance/report.ts";
 import { type CaseRow, rowsOf } from "../conformance/rows.ts";
 import { isMetal, library, openPaths } from "../fixtures/devices.ts";
 import { attentionF32 } from "../../src/kernels/attention.ts";
-import { routerTopk } from "../../src/kernels/moe.ts";
+import { routerTopk, slotLookup } from "../../src/kernels/moe.ts";
 import { candidates, gumbel, penalize } from "../../src/kernels/sampling.ts";
 
 const THREADS = [1, 2, 3];
@@ -145,7 +145,16 @@ describe("what makes no sense ends in a sentence", () => {
       inputs: { scores, expertScale: new Uint16Array(E) },
       expected: { ids: new Uint32Array(K), weights: floats(K) },
     }));
+  const lookUp = (id: number, slot: number) =>
+    defineCase(slotLookup, `expert ${id} in slot ${slot}`, () => ({
+      params: { P: 2, E: 4, S: 3 },
+      inputs: { ids: Uint32Array.of(0, id), table: Uint32Array.of(0, 1, slot, 2) },
+      expected: { groups: new Uint32Array(8) },
+    }));
   const faults = [
+    [lookUp(4, 0), "pair 1 names expert 4, the layer has 4"],
+    [lookUp(2, 3), "expert 2 of pair 1 is in none of 3 slots"],
+    [lookUp(2, 0xffff_ffff), "expert 2 of pair 1 is in none of 3 slots"],
     [attend({ R: 9, position: 8, window: 0 }), "need 10 cache rows, there are 9"],
     [attend({ R: 8, position: 100, window: 8 }), "need 9 cache rows, there are 8"],
     [attend({ R: 8, position: 4, window: 0, Dh: 24 }), "multiple of 16"],
