@@ -155,7 +155,7 @@ INLINE void dot_pairs(const int count, const __m256i *codes, const int16_t *cons
   __m256i a[VECTORS], b[VECTORS];
 #pragma GCC unroll 6
   for (int v = 0; v < count; v++) a[v] = b[v] = _mm256_setzero_si256();
-#pragma GCC unroll 1
+#pragma GCC unroll 2
   for (int pair = 0; pair < MF_GROUP_SIZE / 2; pair++) {
     const __m256i low = _mm256_load_si256(codes + 2 * pair), high = _mm256_load_si256(codes + 2 * pair + 1);
 #pragma GCC unroll 6
@@ -174,7 +174,7 @@ INLINE void dot_fours(const int count, const __m256i *codes, const int8_t *const
   __m256i a[VECTORS], b[VECTORS];
 #pragma GCC unroll 6
   for (int v = 0; v < count; v++) a[v] = b[v] = _mm256_setzero_si256();
-#pragma GCC unroll 1
+#pragma GCC unroll 2
   for (int four = 0; four < FOURS / 2; four++) {
     const __m256i low = _mm256_load_si256(codes + 2 * four), high = _mm256_load_si256(codes + 2 * four + 1);
 #pragma GCC unroll 6
