@@ -19,7 +19,6 @@ enum {
   MF_NIBBLE_BLOCK = 8,                             // groups whose dots fill a vector: i and i + 4 side by side
   MF_NIBBLE_QUAD = 4,                              // groups at a row's end that both rows have side by side
   MF_NIBBLE_PAIR_BYTES = 2 * MF_GROUP_SIZE,        // digits of two groups, or of one group twice
-  MF_NIBBLE_AHEAD_BYTES = 384,                     // prefetched ahead; any of 128 .. 640 does
 };
 
 // Whether a row ends with at most a quad of groups.
@@ -121,8 +120,8 @@ MF_INLINE mf_nibble_sums mf_nibble_dots(const int parts, const uint32_t n, const
     const mf_nibbles now = next;
     const size_t at = (size_t)(i + 1) * (MF_GROUP_SIZE / 2);
     if (i % 2 == 0) {
-      _mm_prefetch((const char *)a + at + MF_NIBBLE_AHEAD_BYTES, _MM_HINT_T1);
-      _mm_prefetch((const char *)b + at + MF_NIBBLE_AHEAD_BYTES, _MM_HINT_T1);
+      _mm_prefetch((const char *)a + at + mf_ahead_bytes, _MM_HINT_T1);
+      _mm_prefetch((const char *)b + at + mf_ahead_bytes, _MM_HINT_T1);
     }
     if (i + 1 < n) next = mf_nibbles_of(a + at, i + 1 < beside ? b + at : NULL);
     for (int part = 0; part < parts; part++) {

@@ -71,6 +71,11 @@ typedef struct {
 
 extern const mf_product mf_product_portable, mf_product_avx2, mf_product_avx512, mf_product_neon;
 
+#if defined(__x86_64__)
+// So far ahead of the codes in hand others are asked for (product.c).
+extern size_t mf_ahead_bytes;
+#endif
+
 static inline uint32_t mf_padded(uint32_t groups) {
   return (groups + MF_LANES - 1) / MF_LANES * MF_LANES;
 }

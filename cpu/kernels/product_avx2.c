@@ -146,8 +146,6 @@ INLINE __m256 bf16_load(const uint8_t *p, const uint32_t n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
-enum { AHEAD_BYTES = 384 };  // prefetched ahead; any of 128 .. 640 does
-
 // Four groups, of which n are there, folded: their high parts and their low ones.
 typedef struct {
   __m256i high, low;
@@ -161,7 +159,7 @@ INLINE partial four_groups(const int bits, const int parts, const uint8_t *codes
     high[i] = low[i] = _mm256_setzero_si256();
     if (i >= n) continue;
     const uint8_t *at = codes + (size_t)i * MF_GROUP_SIZE * bits / 8;
-    if (bits == 8 || i % 2 == 0) _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T1);
+    if (bits == 8 || i % 2 == 0) _mm_prefetch((const char *)at + mf_ahead_bytes, _MM_HINT_T1);
     codes16 wide = widen(bits, at);
     high[i] = group_dot(wide, x + MF_GROUP_SIZE * i);
     if (parts == 2) low[i] = group_dot(wide, x + step + MF_GROUP_SIZE * i);

@@ -94,8 +94,6 @@ INLINE __m512i load_line(const int bits, const uint8_t *codes, uint32_t p, uint3
   return left > 1 ? _mm512_loadu_si512(at) : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)at));
 }
 
-enum { AHEAD_BYTES = 384 };  // prefetched ahead; any of 128 .. 640 does
-
 // What is the same for all lines of a block of n groups.
 typedef struct {
   const uint8_t *codes;
@@ -114,7 +112,7 @@ INLINE partial four_lines(const int bits, const int parts, source from, const ui
     const uint32_t p = 4 * quad + i;
     d[i] = zero;
     if (p >= lines) continue;
-    _mm_prefetch((const char *)from.codes + 64 * (size_t)p + AHEAD_BYTES, _MM_HINT_T1);
+    _mm_prefetch((const char *)from.codes + 64 * (size_t)p + mf_ahead_bytes, _MM_HINT_T1);
     d[i] = line(bits, parts, load_line(bits, from.codes, p, from.n), from.x + (512 / bits) * (size_t)p, from.step);
   }
   partial sum = {fold4(d[0].high, d[1].high, d[2].high, d[3].high), zero.low};
