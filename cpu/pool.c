@@ -57,8 +57,7 @@ static uint32_t spare(const mf_device *device) { return host_is_near(device) ? 1
 
 #ifdef __linux__
 // Keeps pool threads off the core that runs this one. Left alone, the system wakes a thread where its waker runs, and
-// finds out milliseconds later that another core is idle: of a decode's time more than a third passed with one
-// thread (two cores, Linux 6.18).
+// finds out milliseconds later that another core is idle (two cores, Linux 6.18; docs/performance.md).
 static void keep_apart(mf_device *device) {
   const int core = sched_getcpu();
   if (core < 0 || device->threads == 1 || (int)device->threads > CPU_COUNT(&device->cores)) return;
@@ -238,7 +237,7 @@ static void withdraw(mf_worker *worker) {
 }
 
 // While a list runs, as many threads stay awake as a dispatch can use, however long one takes: who woke too late for
-// one is there for the next. Asleep they came too late for a third of all dispatches.
+// one is there for the next. Asleep they came too late for up to a third of the dispatches.
 static bool is_needed(const mf_device *device) {
   return atomic_load_explicit(&device->leading, memory_order_relaxed) &&
          atomic_load_explicit(&device->sleeping, memory_order_relaxed) >= spare(device);

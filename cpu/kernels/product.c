@@ -2,7 +2,7 @@
 #include "product_driver.h"
 
 #if defined(__x86_64__)
-// Zen 4 loses a fifth of its speed from 1536 bytes on, Zen 3 does not care; on Sapphire Rapids, whose memory is
+// Zen 4 is said to lose a fifth of its speed from 1536 bytes on, Zen 3 does not care; on Sapphire Rapids, whose memory is
 // farther, 3072 are worth a fifth to a quarter of decode's products (docs/performance.md).
 size_t mf_ahead_bytes = 384;
 
